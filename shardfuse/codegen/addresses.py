@@ -13,12 +13,11 @@ from .window_loads import Window
 
 
 class Addresses:
-    """Offsets and masks of one kernel.  ``reads_r``: has an offset of this turn of a loop the index r in it?
+    """Offsets and masks of one kernel.
 
     ``is_before_ends``: for programs all of whose elements are there, of rows and of windows.
     """
 
-    reads_r = False
     is_before_ends = False
 
     def __init__(self, plan: KernelPlan, tile: Tile) -> None:
@@ -36,8 +35,7 @@ class Addresses:
         has_x = bool(x_terms) and (not self.schedule.columns or self.tile.has_x_lanes(strides))
         constant, scalars = 0, list[str]()
         if chunk.start is None:
-            scalars, r_terms, reads_r = loop_terms(chunk.index, self.schedule.reduced, r)
-            self.reads_r = self.reads_r or reads_r
+            scalars, r_terms = loop_terms(chunk.index, self.schedule.reduced, r)
         elif self.schedule.members:
             # A chunk that some member has nothing of is never read without its mask.
             size = chunk.valid if chunk.start < self.tile.last_share else 0
@@ -56,11 +54,16 @@ class Addresses:
         _, scalars, terms = member_terms("x0", chunk.piece.lane, 0, columns, columns, parts)
         return [*scalars, *terms]
 
-    def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
+    def place(self, tensor: BoundTensor, chunk: Chunk) -> tuple[list[str], bool, bool]:
+        """Terms of how far ``chunk`` is behind the beginning of ``tensor``, and whether it has any in x and in r."""
         strides = self.tile.strides[tensor]
         terms, has_x, has_r = self.terms(strides, chunk)
         if (split := self.plan.split) is not None and split in strides:
             terms.insert(0, "split * i0" if self.tile.x_total > 1 else "split")
+        return terms, has_x, has_r
+
+    def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
+        terms, has_x, has_r = self.place(tensor, chunk)
         return " + ".join([f"{tensor}_ptr", *terms]), has_x, has_r
 
     def elsewhere(self, tensor: BoundTensor, window: Window, chunk: Chunk) -> tuple[str, bool, bool]:

@@ -24,6 +24,7 @@ from .running_statistics import (
     write_take_in,
 )
 from .sending import Sending
+from .statements import live_before
 from .tile import R_SIZE, Chunk
 
 
@@ -253,7 +254,6 @@ def _write_turn(
 ) -> None:
     """What a loop does with the block that begins at ``start``."""
     wanted = [*(x.tensors[0] for x in reductions), *stored]
-    e.reads_r = False
     at, chunks = len(e.out.statements), [replace(c, turn=start) for c in chunks]
     lines = [f"r = {start} + c", *([f"r_mask = r < {R_SIZE}"] if chunks[0].is_masked else [])]
     for line in e.index_lines(start) if isinstance(e, Aligned) and chunks[0].is_masked else lines:
@@ -267,7 +267,7 @@ def _write_turn(
             write_take_in(e, expr, chunk, start)
         for tensor in stored:
             e.store(tensor, chunk)
-    if not (e.reads_r or chunks[0].is_masked):
+    if not chunks[0].is_masked and "r" not in live_before(e.out.statements[at + 1 :]):
         del e.out.statements[at]
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
 

@@ -131,12 +131,15 @@ class Emitter(Addresses):
         if inside:
             self.out.line(f"in_{self.name(tensor, chunk)} = {' & '.join(inside)}")
             inside = [f"in_{self.name(tensor, chunk)}"]
-        pointer, has_x, has_r = self.elsewhere(tensor, window, chunk) if window else self.pointer(tensor, chunk)
-        pointer = pointer if window else in_few(self.tile, tensor, chunk, pointer)
+        if window:
+            pointer, has_x, has_r = self.elsewhere(tensor, window, chunk)
+        else:
+            terms, has_x, has_r = self.place(tensor, chunk)
+            pointer = " + ".join([f"{tensor}_ptr", *in_few(self.tile, tensor, chunk, terms)])
         options = self.mask(has_x, has_r, chunk, inside)
         run = in_runs(self.tile, tensor, chunk, self.offset) if has_r and not window else None
         pointer, options = (self.pointer(tensor, run.few)[0], run.options) if run else (pointer, options)
-        if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner and not self.tile.is_row_wide:
+        if has_r and not has_x and self.tile.x_lanes and self.space.is_inner and not self.tile.is_row_wide:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
         text = converted(

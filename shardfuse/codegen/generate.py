@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from ..ir.expr import BoundTensor
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
+from .arithmetic import atom
 from .bodies import write_loops, write_packed, write_unrolled
 from .claims import claim_helpers, grid_of, integers_of, program_loops
 from .emitter import Emitter
 from .group_exchange import head_lines, mailbox_words, member_alone, team_loop
 from .indexing import integer, promise
 from .lagged_rows import Late, OddLate, pipelined_loop, write_late
+from .lagged_walk import LateWalk, teams_of, write_lagged_loop
 from .mesh_exchange import head_lines as table_lines
 from .mesh_exchange import table_words
 from .misaligned import Aligned, before_last, with_access
 from .packed import OddPacked, Packed
-from .pipelined_row_loop import LateWalk, teams_of, write_lagged_loop
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
 from .sides import Sided, rows_index, turned_index, where_whole, write_flat
@@ -29,6 +30,8 @@ from .stages import one_launch
 from .statements import Branch, Statement, defined
 from .tile import R_SHARE, R_SIZE, X_SIZE, Layouts, Tile, coordinates_on
 from .walk import Walk, walk_index, write_walk
+
+_Kind = TypeVar("_Kind", bound=Emitter)
 
 
 def generate(
@@ -56,7 +59,7 @@ def _kernel(
 ) -> Kernel:
     if interpret and turns is None and plan.schedule.members:
         plan = member_alone(plan)
-    plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates_on(plan.segment, rank))
+    plan = with_access(plan, layouts, coordinates_on(plan.segment, rank))
     emitted = partial(_emitted, plan, layouts, rank, interpret=interpret, turns=turns, program=program)
     e = emitted()
     integers, preamble = _indices(e)
@@ -88,42 +91,39 @@ def _kernel(
         body = ["", Branch(test, emitted(is_whole=True, is_before_ends=True).body, e.body)]
     else:
         body = e.body
-    return replace(kernel, body=[*preamble, *body])
+    return replace(kernel, body=[*preamble, *body], helpers=e.helpers)
 
 
 def _emitted(
     plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None, program: str,
     is_whole: bool = False, is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
-    """An emitter that has written the body of ``plan``.
+    """An emitter of the plan's form that has written its body.
 
     ``is_whole``: for programs that have no elements too many.  ``is_before_ends``: nor any behind a window's end.
     """
     coordinates = coordinates_on(plan.segment, rank)
-    kind, write = _form(plan)
-    own = {t: layouts[t] for t in _tensors(plan)}
-    e = kind(plan, own, coordinates, interpret=interpret, turns=turns, program=program)
-    e.tile.x_masked &= not is_whole
-    e.is_before_ends = is_before_ends
-    assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
-    write(e)
-    return e
+    schedule, exchange = plan.schedule, plan.exchange
 
+    def by(kind: type[_Kind], write: Callable[[_Kind], None]) -> Emitter:
+        e = kind(plan, layouts, coordinates, interpret=interpret, turns=turns, program=program)
+        e.tile.x_masked &= not is_whole
+        e.is_before_ends = is_before_ends
+        assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
+        write(e)
+        return e
 
-def _form(plan: KernelPlan) -> tuple[type[Emitter], Callable[[Any], None]]:
-    """The emitter of ``plan``, and what has it write the body."""
-    schedule = plan.schedule
     if plan.space.walked:
-        return (LateWalk, write_lagged_loop) if schedule.lag else (Walk, write_walk)
+        return by(LateWalk, write_lagged_loop) if schedule.lag else by(Walk, write_walk)
     if plan.space.sides[1]:
-        return Sided, write_flat
+        return by(Sided, write_flat)
     if schedule.lag:
-        return OddLate if schedule.is_aligned_down else Late, write_late
-    if plan.exchange is not None and plan.exchange.sent is not None:
-        return SendingRows if plan.exchange.is_in_rows else Sending, write_unrolled
+        return by(OddLate if schedule.is_aligned_down else Late, write_late)
+    if exchange is not None and exchange.sent is not None:
+        return by(SendingRows if exchange.is_in_rows else Sending, write_unrolled)
     if schedule.is_packed:
-        return OddPacked if schedule.is_aligned_down else Packed, write_packed
-    return Aligned if schedule.is_aligned_down else Emitter, write_unrolled if schedule.is_held else write_loops
+        return by(OddPacked if schedule.is_aligned_down else Packed, write_packed)
+    return by(Aligned if schedule.is_aligned_down else Emitter, write_unrolled if schedule.is_held else write_loops)
 
 
 def _rows(e: Emitter) -> str:
@@ -249,8 +249,7 @@ def _mask_lines(tile: Tile, schedule: Schedule) -> list[str]:
     if tile.last_share < tile.share:
         stop = "valid"
         lines = [f"valid = tl.minimum({tile.share}, {tile.r_total} - first)", *promise(stop, tile.r_total, tile.share)]
-    lines += [f"{chunk.mask} = c + {chunk.start} < {stop}" for chunk in masked]
-    return [line.replace(" + 0 <", " <") for line in lines]
+    return [*lines, *(f"{chunk.mask} = c{f' + {chunk.start}' if chunk.start else ''} < {stop}" for chunk in masked)]
 
 
 def _program_lines(e: Emitter) -> list[str]:
@@ -269,7 +268,7 @@ def _program_lines(e: Emitter) -> list[str]:
     if tile.is_alone:
         return lines
     if tile.x_wide:
-        program = f"{program}.to(tl.int64)" if "//" not in program else f"({program}).to(tl.int64)"
+        program = f"{atom(program)}.to(tl.int64)"
     return [*lines, *_kept_lines(tile, program)]
 
 

@@ -63,17 +63,16 @@ def dynamic_terms(index: str, parts: Sequence[Group]) -> list[str]:
     return terms
 
 
-def loop_terms(index: str, size: int, parts: Sequence[Group]) -> tuple[list[str], list[str], bool]:
-    """Scalar terms, terms with lanes, and whether these have r in them.
+def loop_terms(index: str, size: int, parts: Sequence[Group]) -> tuple[list[str], list[str]]:
+    """Scalar terms, and terms with lanes.
 
     Of the indices ``r = start + c`` with ``c < size``, a divisor of ``start``; any other ``index`` is taken as it is.
     What does not change inside a turn of the loop is a scalar: the statistics of a sample where a turn is part of it.
     """
     if index != "r" or size == 1:
-        return [], dynamic_terms(index, parts), index == "r" and bool(parts)
+        return [], dynamic_terms(index, parts)
     scalars: list[str] = []
     terms: list[str] = []
-    reads_r = False
     for g in parts:
         if g.below % size == 0:
             scalars.append(_scaled(_digit("start", g), g.stride))
@@ -83,8 +82,8 @@ def loop_terms(index: str, size: int, parts: Sequence[Group]) -> tuple[list[str]
             scalars.append(_scaled(_digit("start", turns), turns.stride))
             terms.append(_scaled("c", g.stride))
         else:
-            terms, reads_r = [*terms, *dynamic_terms("r", [g])], True
-    return scalars, terms, reads_r
+            terms += dynamic_terms("r", [g])
+    return scalars, terms
 
 
 def chunk_terms(lane: str, start: int, size: int, parts: Sequence[Group]) -> tuple[int, list[str]]:

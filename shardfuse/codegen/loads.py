@@ -65,8 +65,8 @@ def _reads_once(plan: KernelPlan) -> bool:
     return schedule.is_held or (schedule.launch.stages == 1 and not is_again)
 
 
-def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, pointer: str) -> str:
-    """``pointer``, or the same as one of shorter runs: bytes beside wider elements come as many a thread as these do.
+def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, terms: list[str]) -> list[str]:
+    """``terms`` of an offset, or one of shorter runs: bytes beside wider elements come as many a thread as these do.
 
     A load of 16 bytes gives a thread 16 of them, as a dropout's mask has beside gradients, and Triton then lays out
     every tensor of the kernel so: what is four bytes wide is fetched 64 bytes apart, and a thread's part of a row is
@@ -75,24 +75,23 @@ def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, pointer: str) -> str:
     """
     plan = tile.plan
     space, schedule = plan.space, plan.schedule
-    if tensor.dtype is not DataType.Bool or " + " not in pointer or not space.is_streamed(tensor):
-        return pointer
+    if tensor.dtype is not DataType.Bool or not terms or not space.is_streamed(tensor):
+        return terms
     if space.sides[0] or schedule.columns or schedule.is_aligned_down:
-        return pointer
+        return terms
     others = [t.dtype.itemsize for t in plan.segment.loads if t.dtype.itemsize > 1 and space.is_streamed(t)]
     if not others:
-        return pointer
+        return terms
     width = max(plan.device.access_bytes // min(others), LEAST_COPY)
-    strides, along = tile.strides[tensor], bool(space.r) and tile.is_inner
+    strides, along = tile.strides[tensor], bool(space.r) and tile.space.is_inner
     runs = tile.r_groups(strides) if along else tile.x_groups(strides)
     block = (chunk.block or schedule.reduced) if along else tile.x_block
     if not runs or (runs[-1].below, runs[-1].stride) != (1, 1) or block % width:
-        return pointer
+        return terms
     if len(runs) > 1 and runs[-1].extent % width:
-        return pointer
-    start, offset = pointer.split(" + ", 1)
+        return terms
     shape = f"[1, {width}]" if tile.x_lanes and tile.r_lanes else str(width)
-    return f"{start} + tl.max_contiguous({offset}, {shape})"
+    return [f"tl.max_contiguous({' + '.join(terms)}, {shape})"]
 
 
 _WORTH_SHARING = 4
@@ -132,7 +131,7 @@ def in_runs(tile: Tile, tensor: BoundTensor, chunk: Chunk, named: Callable[[str]
 def _side_by_side(tile: Tile, tensor: BoundTensor, chunk: Chunk) -> int:
     """Elements of a row, in one load of a thread, that lie at one place of ``tensor``."""
     schedule, space = tile.plan.schedule, tile.plan.space
-    if not tile.is_inner or tile.x_lanes or space.walked or space.sides[0] or schedule.is_aligned_down:
+    if not tile.space.is_inner or tile.x_lanes or space.walked or space.sides[0] or schedule.is_aligned_down:
         return 1
     if not schedule.is_held and chunk.index != "r":
         return 1

@@ -80,10 +80,10 @@ class Aligned(Emitter):
             self.out.line(line)
         self.out.line(f"whole = ({R_SIZE} + shift) // {self.schedule.reduced} * {self.schedule.reduced}")
 
-    def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
+    def place(self, tensor: BoundTensor, chunk: Chunk) -> tuple[list[str], bool, bool]:
         if self.is_whole and self.space.is_streamed(tensor):
-            return f"{tensor}_ptr + base + start + c", True, True
-        return super().pointer(tensor, chunk)
+            return ["base", "start", "c"], True, True
+        return super().place(tensor, chunk)
 
     def masks(self, in_x: bool, in_r: bool, chunk: Chunk) -> list[str]:
         return [] if self.is_whole and in_r else super().masks(in_x, in_r, chunk)
@@ -135,11 +135,10 @@ class OddRows(Words):
         r_terms = dynamic_terms(f"({_place(chunk)} - shift)", r)
         return [*x_terms, *r_terms], bool(x_terms), bool(r_terms)
 
-    def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
+    def place(self, tensor: BoundTensor, chunk: Chunk) -> tuple[list[str], bool, bool]:
         if chunk.start is None or not self.is_row(tensor):
-            return super().pointer(tensor, chunk)
-        start = f" + {chunk.start}" if chunk.start else ""
-        return f"{tensor}_ptr + base{start} + {chunk.lane}", True, True
+            return super().place(tensor, chunk)
+        return ["base", _place(chunk)], True, True
 
     def whole_words(self, tensor: BoundTensor, chunk: Chunk, name: str) -> str:
         """Text of what is loaded of ``tensor``, as it is."""

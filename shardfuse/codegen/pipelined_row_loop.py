@@ -1,156 +1,107 @@
-"""A walk of late teams over rows, which adds up columns too: a program has its columns of all rows of its team.
+"""Software pipelining over rows, as a function over statements: what a row waits for comes while later ones are read.
 
-    sums of this program's columns = 0
-    words, parts = begin(first rows)
-    post(parts)
-    for row of the team's rows, a few in a turn:
-        ahead, parts = begin(next rows)                 copied ahead of time by the compiler
-        post(parts)                                     for the next turn
-        whole = collect()                               of these rows: posted a turn ago
-        sums += ...;  store what is made of words and whole
+A turn of one row, or a few, has a part that begins it and one that finishes it, ``begin`` and ``finish``; the loop does
+the first a row ahead, as a function of its own whose arguments are the names that are live before it::
+
+    words, part = begin(first row)
+    post(part)
+    for row of the group's rows:
+        ahead, part = begin(next row)
+        post(part)
+        finish(words)
         words = ahead
-    store the sums: a row of partial results for each team
 
-Rows of one turn share the sums and what is the same for all rows, and their team waits for them together.  RMSNorm's
-backward of 8192 x 32768, bfloat16, took 397 us on an H200 so, a row in a turn 420, a copy 380.
+or, where what is loaded comes two rows ahead, ``read`` too::
+
+    words = read(first row);  part = begin(words);  post(part);  ahead = read(second row)
+    for row of the group's rows:
+        beyond = read(row after the next)
+        part = begin(ahead)
+        post(part)
+        finish(words)
+        words = ahead;  ahead = beyond
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor, Expr
-from .accumulators import Accumulator, accumulator
-from .bodies import of_members
-from .combining import combined
-from .indexing import dynamic_terms
-from .lagged_rows import Late, end_begin, taken, write_begin, write_collect
-from .statements import Writer
-from .tile import Chunk, Piece, Strides
-from .walk import Walk, add_up, store_sums, sums_of, write_invariant, write_sums
+from .statements import Loop, Statement, call_of, function_text, live_before, tuple_of
 
 
-class LateWalk(Late, Walk):
-    """A late team's emitter that carries sums of columns from row to row, and holds what is the same for all rows.
+@dataclass(frozen=True)
+class Turn:
+    """What is done with each row.  ``carried``: names of what is loaded of it, which ``finish`` has as ``words``.
 
-    A row of a turn is a piece of the program's kept elements: its values have names of their own.
+    ``parts``: names that ``begin`` makes, ``post`` sends, and ``finish`` waits for.  ``read``: loads what is carried,
+    two rows ahead; ``begin`` does it where there is none.  ``rows``: makes the rows of a turn whose first is x.
     """
 
-    def chunks(self) -> list[Chunk]:
-        return self.tile.chunks()
+    rows: Sequence[Statement]
+    read: Sequence[Statement]
+    begin: Sequence[Statement]
+    post: Sequence[Statement]
+    finish: Sequence[Statement]
+    carried: Sequence[str]
+    parts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that groups take in turn.  ``count``: text of how many there are; ``each``: of a turn.
+
+    ``is_cut``: may the last turn have fewer?  ``index``: text of a 64-bit number of a row.
+    """
+
+    count: str
+    each: int
+    is_cut: bool
+    index: str
 
     @property
-    def rows(self) -> list[Piece]:
-        """Those of one turn."""
-        count = self.schedule.turn
-        return [Piece(f"_x{k}" if count > 1 else "", k, 1) for k in range(count)]
+    def step(self) -> str:
+        """Text that makes rows of turns."""
+        return f" * {self.each}" if self.each > 1 else ""
 
-    def of(self, row: Piece) -> list[Chunk]:
-        """The chunks of a row."""
-        return [replace(c, suffix=c.suffix + row.suffix, piece=row) for c in self.chunks()]
-
-    def key(self, tensor: BoundTensor, chunk: Chunk) -> tuple[BoundTensor, str]:
-        found, suffix = super().key(tensor, chunk)
-        return found, suffix if self.space.is_walked(tensor) else suffix.removesuffix(chunk.piece.suffix)
-
-    def x_terms(self, strides: Strides, chunk: Chunk) -> list[str]:
-        if not self.moves(strides):
-            return []
-        return dynamic_terms(chunk.piece.suffix[1:] or "x", self.tile.x_groups(strides))
-
-    def turn_lines(self) -> list[str]:
-        if len(self.rows) == 1:
-            return []
-        texts = [f"x + {row.start}" if row.start else "x" for row in self.rows]
-        if self.is_cut:
-            texts = [f"tl.minimum({text}, {self.row_count} - 1)" if k else text for k, text in enumerate(texts)]
-        return [f"{row.suffix[1:]} = {text}" for row, text in zip(self.rows, texts, strict=True)]
+    def at(self, text: str) -> str:
+        """x of the turn that begins with this row, or of the last turn again."""
+        return f"x = tl.minimum({text}, {self.count} - {1 if self.is_cut else self.each}).to(tl.int64)"
 
 
-def write_lagged_loop(e: LateWalk) -> None:
-    """What stands before the walk, both parts of a turn, and the stores of the sums."""
-    chunks, columns = e.chunks(), e.columns()
-    stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
-    for chunk in chunks:
-        write_invariant(e, [*stored, *(x.tensors[0] for x in (*columns, *e.reductions(0)))], chunk)
-    write_sums(e, columns, chunks)
-    e.invariant, invariant = taken(e), dict(e.values)
-    write_begin(e, [chunk for row in e.rows for chunk in e.of(row)])
-    end_begin(e, _parts(e))
-    e.values = invariant
-    _read_numbers(e)
-    whole = iter(write_collect(e))
-    for row in e.rows:
-        for expr in e.reductions(0):
-            acc = accumulator(expr)
-            e.give(expr.output, acc, acc.reduced(of_members(e, acc, next(whole)), 0), [row])
-    for row in e.rows:
-        for own, chunk in zip(e.of(row), chunks, strict=True):
-            _write_last(e, columns, stored, own, chunk)
-    turn = e.head, e.out
-    e.head, e.out = Writer(), Writer()
-    _store_all(e, columns, chunks)
-    e.stored = e.out.statements
-    e.head, e.out = turn
+def pipelined(
+    name: str, turn: Turn, rows: Rows, known: Sequence[str], *, stages: int
+) -> tuple[list[Statement], dict[str, str]]:
+    """The statements that do ``turn`` for all rows of the group ``team`` of ``teams``, and functions that they call.
 
+    ``known``: the names that stand before them.  ``stages``: how many rows the compiler loads ahead of.
+    """
+    functions: dict[str, str] = {}
 
-def _read_numbers(e: LateWalk) -> None:
-    """What a row has one of is read while its words are on their way, rather than handed on."""
-    for chunk in (e.of(row)[0] for row in e.rows):
-        e.load_needed([t for t in e.plan.segment.inputs if e.space.is_walked(t) and not e.space.has_r(t)], chunk)
+    def function(verb: str, body: Sequence[Statement]) -> Callable[..., str]:
+        """What writes a call of ``body``: for the names of its results, at some depth, with ``words`` of some name."""
+        live = live_before(body)
+        given = [n for n in dict.fromkeys([*known, "x", "words"]) if n in live]
+        functions[f"{verb}_{name}"] = function_text(f"{verb}_{name}", given, body)
 
+        def call(target: str, depth: int, words: str = "words") -> str:
+            return call_of(target, f"{verb}_{name}", [words if n == "words" else n for n in given], depth)
 
-def _parts(e: LateWalk) -> list[tuple[DataType, str]]:
-    """This member's part of each reduction of each row: all at once, so that its warps meet once."""
-    found: list[tuple[Accumulator, str, str]] = []
-    for row in e.rows:
-        for expr in e.reductions(0):
-            acc = accumulator(expr)
-            e.use(acc.helper)
-            texts = [e.combine(expr, e.value(expr.tensors[0], c), c) for c in e.of(row)]
-            lanes = combined(e, acc, f"{expr.output}_acc{row.suffix}", texts)
-            found.append((acc, f"{expr.output}_part{row.suffix}", lanes))
-    names = [name for _, name, _ in found]
-    if len(found) == 1:
-        e.out.line(f"{names[0]} = {found[0][0].reduced(found[0][2], 0)}")
+        return call
+
+    parts, words = ", ".join(turn.parts), ["", tuple_of("words", turn.carried)]
+    if turn.read:
+        read = function("read", [*turn.read, *words, "return words"])
+        begin = function("begin", [*turn.rows, *turn.begin, f"return {parts}"])
+        first = [read("words", 1), begin(parts, 1), *turn.post, rows.at("team + teams"), read("ahead", 1)]
+        ahead = [rows.at("row + 2 * teams"), read("beyond", 2), rows.at("row + teams"), begin(parts, 2, "ahead")]
+        last = ["words = ahead", "ahead = beyond"]
     else:
-        e.helpers["together"] = _together([acc for acc, _, _ in found])
-        e.out.line(f"{', '.join(names)} = tl.reduce(({', '.join(lanes for _, _, lanes in found)}), 0, together)")
-    return [(acc.dtype, name) for acc, name, _ in found]
-
-
-def _together(kinds: Sequence[Accumulator]) -> str:
-    numbers = range(len(kinds))
-    arguments = ", ".join([*(f"a{k}" for k in numbers), *(f"b{k}" for k in numbers)])
-    texts = ", ".join(acc.combined(f"a{k}", f"b{k}") for k, acc in enumerate(kinds))
-    return f'@triton.jit\ndef together({arguments}):\n    """Several reductions at once."""\n    return {texts}\n'
-
-
-def _write_last(e: LateWalk, columns: Sequence[Expr], stored: Sequence[BoundTensor], own: Chunk, chunk: Chunk) -> None:
-    """All that is made of a chunk once the row's statistics are there.  ``own``: ``chunk`` of this row."""
-    outputs = [t for t in stored if e.space.has_r(t) or chunk.start == 0]
-    wanted = [*(x.tensors[0] for x in columns), *outputs]
-    e.out.paragraph()
-    e.make(wanted, own)
-    mask = f"x + {own.piece.start} < {e.row_count}" if e.is_cut and own.piece.start else ""
-    for expr in columns:
-        add_up(e, expr, own, sums_of(expr, chunk), mask)
-    for tensor in outputs:
-        e.store(tensor, own)
-
-
-def _store_all(e: LateWalk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
-    """A row of partial results; those of teams that are not there, where fewer fit, are neutral."""
-    store_sums(e, columns, chunks, "team")
-    if teams_of(e) == e.schedule.parts:
-        return
-    with e.out.loop("spare", "team + teams", str(e.schedule.parts), "teams"):
-        store_sums(e, columns, chunks, "spare", is_neutral=True)
-
-
-def teams_of(e: LateWalk) -> int:
-    """Teams at once: no more than have rows, than partial results of a column, and than programs that fit."""
-    schedule = e.schedule
-    return min(-(-e.tile.x_total // schedule.turn), schedule.parts, max(schedule.programs // schedule.members, 1))
+        begin = function("begin", [*turn.rows, *turn.begin, *words, f"return words, {parts}"])
+        first = [begin(f"words, {parts}", 1), *turn.post]
+        ahead = [rows.at(f"row + teams{rows.step}"), begin(f"ahead, {parts}", 2)]
+        last = ["words = ahead"]
+    start = f"team{rows.step}"
+    x = f"x = {f'({start})' if rows.step else start}.to(tl.int64)"
+    body = [*ahead, *turn.post, f"x = {rows.index}", *turn.rows, *turn.finish, *last]
+    return [x, *first, "", Loop("row", start, rows.count, f"teams{rows.step}", stages, body)], functions

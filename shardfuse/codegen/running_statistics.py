@@ -139,7 +139,7 @@ def _masked_lanes(e: Emitter, expr: Expr, chunk: Chunk, start: str) -> str:
 def _lanes_along_r(e: Emitter, chunk: Chunk) -> list[int]:
     """The shape of what is the same for all of x."""
     lanes = (chunk.block or e.schedule.reduced) // _fold(e, chunk)
-    return ([1, lanes] if e.tile.is_inner else [lanes, 1]) if e.tile.x_lanes else [lanes]
+    return ([1, lanes] if e.space.is_inner else [lanes, 1]) if e.tile.x_lanes else [lanes]
 
 
 def _fold(e: Emitter, chunk: Chunk) -> int:
@@ -151,7 +151,7 @@ def _fold(e: Emitter, chunk: Chunk) -> int:
 
 def _is_near(e: Emitter) -> bool:
     """Are the elements of a lane neighbours in a row, that one load brings?  Else each comes with another load."""
-    return e.tile.is_inner and (e.schedule.is_aligned_down or e.tile.r_total % e.schedule.accumulated == 0)
+    return e.space.is_inner and (e.schedule.is_aligned_down or e.tile.r_total % e.schedule.accumulated == 0)
 
 
 def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
@@ -160,8 +160,8 @@ def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
     fold = _fold(e, chunk)
     cut = [r // fold, fold] if _is_near(e) else [fold, r // fold]
     x = [chunk.piece.width or e.tile.x_block] if e.tile.x_lanes else []
-    shape = [*x, *cut] if e.tile.is_inner else [*cut, *x]
-    return shape, (len(x) if e.tile.is_inner else 0) + _is_near(e)
+    shape = [*x, *cut] if e.space.is_inner else [*cut, *x]
+    return shape, (len(x) if e.space.is_inner else 0) + _is_near(e)
 
 
 # a row in registers

@@ -87,9 +87,9 @@ class Kernel:
     @property
     def parameters(self) -> dict[str, str]:
         """By name, with the types of numbers."""
-        floats = {s.name: "tl.float64" if s.dtype.is_floating else "tl.int64" for s in self.scalars}
+        numbers = {s.name: "tl.float64" if s.dtype.is_floating else "tl.int64" for s in self.scalars}
         pointers = dict.fromkeys([*([MAILBOX] if self.mailbox else []), *self.pointers], "")
-        return pointers | floats | {name: kind for name, (_, kind) in self.integers.items()}
+        return pointers | numbers | {name: kind for name, (_, kind) in self.integers.items()}
 
     def function(self, *more: str, not_specialised: Sequence[str] = ()) -> str:
         """Its text, with ``more`` parameters."""

@@ -52,9 +52,8 @@ def specialised(plan: KernelPlan, layouts: Layouts, rank: int) -> tuple[Speciali
     """Of the kernel of ``plan``, or of each of its stages, for ``rank``, whose storage ``layouts`` says."""
     if plan.stages:
         return tuple(s for stage in plan.stages for s in specialised(stage, layouts, rank))
-    tensors = (*plan.segment.inputs, *plan.segment.outputs)
     coordinates = coordinates_on(plan.segment, rank)
-    literal = _literal(plan, {t: layouts[t] for t in tensors}, coordinates)
+    literal = _literal(plan, layouts, coordinates)
     seen: dict[Axis, None] = {}
     sizes: list[Size] = []
     for tensor in (*plan.segment.inputs, *plan.segment.loads, *plan.segment.outputs):

@@ -10,7 +10,7 @@ Python's own grammar says which names a statement defines and which it uses, and
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -74,7 +74,7 @@ class Writer:
             self.statements.append("")
 
     @contextmanager
-    def loop(self, index: str, start: str, stop: str, step: str | int, stages: int = 1) -> Iterator[None]:
+    def loop(self, index: str, start: str, stop: str, step: str | int, stages: int = 1) -> Generator[None]:
         """What is written inside is the body of a loop."""
         outside, self.statements = self.statements, []
         yield
@@ -84,9 +84,18 @@ class Writer:
 
 def defined(statements: Sequence[Statement]) -> list[str]:
     """The names that ``statements`` define, in order."""
-    nodes = ast.walk(ast.parse("\n".join(rendered(statements))))
-    found = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    return [node.id for node in sorted(found, key=lambda node: (node.lineno, node.col_offset))]
+    found: list[str] = []
+    for statement in statements:
+        match statement:
+            case str():
+                found += _names(statement)[0]
+            case Loop():
+                found += [statement.index, *defined(statement.body)]
+            case While():
+                found += defined(statement.body)
+            case Branch():
+                found += defined([*statement.then, *statement.otherwise])
+    return found
 
 
 def live_before(statements: Sequence[Statement]) -> set[str]:
@@ -95,35 +104,38 @@ def live_before(statements: Sequence[Statement]) -> set[str]:
 
 
 def _live(statements: Sequence[Statement], known: set[str]) -> set[str]:
-    """The names that are live before ``statements``, to which those of ``known`` do not count; these get what all
-    paths define."""
+    """The names that are live before ``statements``, but for those of ``known``, to which these add what they define.
+
+    What is defined in a loop, or in one branch alone, may not be there behind it.
+    """
     live = set[str]()
     for statement in statements:
         match statement:
             case str():
-                live |= _uses(statement) - known
-                known |= set(defined([statement]))
+                stored, read = _names(statement)
+                live |= read - known
+                known.update(stored)
             case Loop():
-                live |= _uses(statement.range) - known
-                live |= _live(statement.body, {*known, statement.index})
+                live |= _names(statement.range)[1] - known
+                live |= _live(statement.body, known | {statement.index})
             case While():
-                live |= _uses(statement.test) - known
-                live |= _live(statement.body, {*known})
+                live |= _names(statement.test)[1] - known
+                live |= _live(statement.body, known.copy())
             case Branch():
-                live |= _uses(statement.test) - known
-                then, otherwise = {*known}, {*known}
+                live |= _names(statement.test)[1] - known
+                then, otherwise = known.copy(), known.copy()
                 live |= _live(statement.then, then) | _live(statement.otherwise, otherwise)
                 known |= then & otherwise
     return live
 
 
-def _uses(text: str) -> set[str]:
-    """The names that the simple statement, or the expression, ``text`` reads."""
+def _names(text: str) -> tuple[list[str], set[str]]:
+    """The names that a simple statement, or an expression, defines, and those that it reads."""
     nodes = list(ast.walk(ast.parse(text)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
     changed = {node.target for node in nodes if isinstance(node, ast.AugAssign)}
-    return {
-        node.id for node in nodes if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Load) or node in changed)
-    }
+    read = {node.id for node in names if isinstance(node.ctx, ast.Load) or node in changed}
+    return [node.id for node in names if isinstance(node.ctx, ast.Store)], read
 
 
 def rendered(statements: Sequence[Statement], depth: int = 0) -> list[str]:

@@ -101,8 +101,9 @@ class Tile:
 
     def __init__(self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates) -> None:
         self.plan = plan
+        self.space = space = plan.space
+        self.schedule = schedule = plan.schedule
         self.coordinates = coordinates
-        space, schedule = plan.space, plan.schedule
         self.x_extents = [local_extent(a, coordinates) for a in space.x]
         self.r_extents = [local_extent(a, coordinates) for a in space.r]
         self.x_total = prod(self.x_extents)
@@ -113,7 +114,6 @@ class Tile:
         self.x_block = schedule.kept if space.is_invariant else min(schedule.kept, power_of_two(rows))
         self.x_lanes = self.x_block > 1
         self.r_lanes = bool(space.r)
-        self.is_inner = space.is_inner
         self.windows = {t: window_of(e, layouts[e.tensors[0]], space) for t, e in plan.segment.windows.items()}
         own = (*plan.segment.loads, *plan.segment.outputs)
         self.strides = {t: self._strides_of(t, layout) for t, layout in layouts.items() if t in own}
@@ -133,19 +133,14 @@ class Tile:
     @property
     def is_alone(self) -> bool:
         """Is there one kept element, which then needs no index?  One of a batch is indexed as if there were others."""
-        return self.x_total == 1 and not self.plan.space.is_invariant
-
-    @property
-    def shape(self) -> str:
-        """Text of the shape of a full block."""
-        return self.shape_of(None)
+        return self.x_total == 1 and not self.space.is_invariant
 
     def shape_of(self, chunk: Chunk | None) -> str:
         """Text of the shape of ``chunk``'s block, which may differ from the others'."""
         x = (chunk.piece.width if chunk else None) or self.x_block
-        r = (chunk.block if chunk else None) or self.plan.schedule.reduced
+        r = (chunk.block if chunk else None) or self.schedule.reduced
         sizes = [n for n, there in ((x, self.x_lanes), (r, self.r_lanes)) if there]
-        return str(sizes if self.is_inner else sizes[::-1])
+        return str(sizes if self.space.is_inner else sizes[::-1])
 
     @property
     def is_row_wide(self) -> bool:
@@ -154,60 +149,46 @@ class Tile:
 
     @property
     def r_axis(self) -> int:
-        return 1 if self.x_lanes and self.is_inner else 0
+        return 1 if self.x_lanes and self.space.is_inner else 0
 
     def lanes(self, size: int, *, reduced: bool) -> str:
         """``tl.arange`` along one side of the block."""
         text = f"tl.arange(0, {size})"
         if not (self.x_lanes and self.r_lanes):
             return text
-        return text + ("[None, :]" if reduced == self.is_inner else "[:, None]")
+        return text + ("[None, :]" if reduced == self.space.is_inner else "[:, None]")
 
     def expanded(self, text: str) -> str:
         """A reduced value, broadcast along r again."""
         if not self.x_lanes:
             return text
-        return text + ("[:, None]" if self.is_inner else "[None, :]")
+        return text + ("[:, None]" if self.space.is_inner else "[None, :]")
 
     def chunks(self) -> list[Chunk]:
         """r cut into blocks; without r one chunk that has no lanes."""
-        block = self.plan.schedule.reduced
+        block = self.schedule.reduced
         if not self.r_lanes:
             return [Chunk("", 0, 1, False)]
-        if self.plan.schedule.members:
-            return self._chunks_with_masks(range(0, self.share, block))
-        exchange = self.plan.exchange
-        span = self.span // exchange.members if exchange is not None else self.span
-        starts = range(0, span, block)
+        exchange, members = self.plan.exchange, self.schedule.members
+        span = self.share if members else self.span // exchange.members if exchange is not None else self.span
         assert exchange is None or exchange.members == 1 or span % block == 0, "words of a block have no mask"
-        valid = [min(block, span - start) for start in starts]
-        if self.plan.schedule.is_aligned_down:
-            return self._chunks_with_masks(starts)
-        return [
-            Chunk(f"_{k}" if len(starts) > 1 else "", start, valid[k], valid[k] < block)
-            for k, start in enumerate(starts)
-        ]
-
-    def _chunks_with_masks(self, starts: range) -> list[Chunk]:
-        """Of a member of a team, or of a row that begins within a word: a mask each."""
-        block, is_aligned = starts.step, self.plan.schedule.is_aligned_down
-        return [
-            Chunk(
-                suffix := f"_{k}" if len(starts) > 1 else "",
-                start,
-                min(block, starts.stop - start),
-                start + block > self.least_share or (is_aligned and start == 0),
-                f"r_mask{suffix}",
-            )
-            for k, start in enumerate(starts)
-        ]
+        is_aligned, starts = self.schedule.is_aligned_down, range(0, span, block)
+        found: list[Chunk] = []
+        for k, start in enumerate(starts):
+            suffix = f"_{k}" if len(starts) > 1 else ""
+            chunk = Chunk(suffix, start, min(block, span - start), start + block > span)
+            if members or is_aligned:  # a mask each
+                is_masked = start + block > self.least_share or (is_aligned and start == 0)
+                chunk = replace(chunk, is_masked=is_masked, mask=f"r_mask{suffix}")
+            found.append(chunk)
+        return found
 
     # columns that stand for kept elements together, and teams
 
     def _cut_columns(self) -> tuple[Piece, ...]:
         """Columns of whole groups, side by side, in powers of two."""
-        columns = self.plan.schedule.columns
-        is_exact = self.plan.space.grouped and columns and self.x_total % columns == 0
+        columns = self.schedule.columns
+        is_exact = self.space.grouped and columns and self.x_total % columns == 0
         widths = in_powers_of_two(columns) if is_exact else ()
         if len(widths) < 2 or any(isinstance(e.op, Pick) for e in self.plan.segment.exprs):
             return (_ALL_COLUMNS,)
@@ -222,19 +203,19 @@ class Tile:
     @property
     def columns(self) -> int:
         """Kept elements of one program."""
-        return self.plan.schedule.columns or self.x_block
+        return self.schedule.columns or self.x_block
 
     @property
     def group_lanes(self) -> int:
         """Lanes for the groups of a program's columns; two for a single one, whose results are a tensor as well."""
-        return max(power_of_two(-(-self.columns // self.plan.space.grouped)), 2)
+        return max(power_of_two(-(-self.columns // self.space.grouped)), 2)
 
     @property
     def exchanged(self) -> int:
         """Lanes of what a reduction gives."""
         if not self.x_lanes:
             return 1
-        return self.group_lanes if self.plan.space.grouped else self.x_block
+        return self.group_lanes if self.space.grouped else self.x_block
 
     def has_x_lanes(self, strides: Strides) -> bool:
         """Does the offset differ between the columns of a program?"""
@@ -243,32 +224,32 @@ class Tile:
     @property
     def share(self) -> int:
         """Reduced elements of one member of a team, a multiple of what a thread loads at once, or of a whole block."""
-        members, block = self.plan.schedule.members, self.plan.schedule.reduced
-        step = block if self.r_total % (members * block) == 0 or not self.plan.schedule.is_held else _SHARE_STEP
+        members, block = self.schedule.members, self.schedule.reduced
+        step = block if self.r_total % (members * block) == 0 or not self.schedule.is_held else _SHARE_STEP
         return -(-self.span // (members * step)) * step
 
     @property
     def span(self) -> int:
         """Elements that are walked for a row; more than it has where it is read from the beginning of a word."""
-        is_held = self.plan.schedule.is_aligned_down and self.plan.schedule.is_held
+        is_held = self.schedule.is_aligned_down and self.schedule.is_held
         return self.r_total + self.word - 1 if is_held else self.r_total
 
     @property
     def word(self) -> int:
         """Elements of the widest load of the narrowest input that has rows."""
-        rows = [t.dtype.itemsize for t in self.plan.segment.loads if self.plan.space.is_streamed(t)]
+        rows = [t.dtype.itemsize for t in self.plan.segment.loads if self.space.is_streamed(t)]
         access = self.plan.device.access_bytes
         return max(access // min(rows, default=access), 1)
 
     @property
     def least_share(self) -> int:
         """Elements that every member has, wherever its row begins."""
-        return min(self.share, self.last_share) if self.plan.schedule.members else self.r_total
+        return min(self.share, self.last_share) if self.schedule.members else self.r_total
 
     @property
     def last_share(self) -> int:
         """Of the last member, which may have fewer, or none."""
-        return max(self.r_total - (self.plan.schedule.members - 1) * self.share, 0)
+        return max(self.r_total - (self.schedule.members - 1) * self.share, 0)
 
     @property
     def own_share(self) -> str:
@@ -278,30 +259,30 @@ class Tile:
     # offsets
 
     def x_groups(self, strides: Strides) -> list[Group]:
-        steps = [strides.get(a, 0) for a in self.plan.space.x]
+        steps = [strides.get(a, 0) for a in self.space.x]
         if not steps and not self.is_alone:
             return [Group(1, 1, 1, True)]  # a row outside of any batch is the first of one: no other lane is stored
         if self.x_total == 1 and not self.is_alone and any(steps):
             return [Group(1, 1, [s for s in steps if s][-1], True)]
         extents = list(self.x_extents)
-        for k in takewhile(lambda k: extents[k] == 1, range(len(extents) if self.plan.space.is_invariant else 0)):
+        for k in takewhile(lambda k: extents[k] == 1, range(len(extents) if self.space.is_invariant else 0)):
             extents[k] = 2  # outermost, of which nothing but that there are several is in the text
         return groups(extents, steps)
 
     def r_groups(self, strides: Strides) -> list[Group]:
-        return groups(self.r_extents, [strides.get(a, 0) for a in self.plan.space.r])
+        return groups(self.r_extents, [strides.get(a, 0) for a in self.space.r])
 
     def _strides_of(self, tensor: BoundTensor, layout: Layout) -> Strides:
         """Elements that one step of each atom moves."""
         found: dict[Digit, int] = {}
-        for atom in self.plan.space.atoms[tensor]:
+        for atom in self.space.atoms[tensor]:
             steps = [(place(atom, d), s) for d, s in zip(layout.digits, layout.strides, strict=True)]
             found[atom] = sum(p * s for p, s in steps if p is not None)
         return found
 
     def part(self, chunk: Chunk, strides: Strides) -> range | None:
         """The values in ``chunk`` of an index that walks r, and nothing else, in order; ``None`` of any other."""
-        if chunk.start is None or self.plan.schedule.members or set(strides) != set(self.plan.space.r):
+        if chunk.start is None or self.schedule.members or set(strides) != set(self.space.r):
             return None
         if self.r_groups(strides) != [Group(1, self.r_total, 1, True)]:
             return None
@@ -315,7 +296,7 @@ class Tile:
             for d in reversed(axis):
                 weights.append((d, below))
                 below *= d.extent
-        moved = {a: _moves(a, weights) for a in self.plan.space.atoms[expr.output]}
+        moved = {a: _moves(a, weights) for a in self.space.atoms[expr.output]}
         own = expr.output.domain.mesh_digits
         return moved, sum(k * _moves(d, weights) for d, k in self.coordinates.items() if d in own)
 
@@ -330,8 +311,8 @@ class Tile:
 
     def _x_is_wide(self) -> bool:
         """Program ids times strides: 64-bit wherever that is free, which it is for whole rows."""
-        space = self.plan.space
-        if space.r and (self.is_inner or not self.x_lanes):
+        space = self.space
+        if space.r and (self.space.is_inner or not self.x_lanes):
             return True
         return any(self._span(space.x, self.x_extents, s, self.x_block) for s in self.walked_over)
 

@@ -1,7 +1,7 @@
 """lagged_row_loop: how groups loop over rows that no program holds, and add up columns as they go (``mix_order``).
 
 A member has its columns of all rows of its team, so that sums of columns stay in its registers, and reads rows before
-it asks for the statistics of those that it has (``codegen/pipelined_row_loop.py``).
+it asks for the statistics of those that it has (``codegen/lagged_walk.py``).
 """
 
 from __future__ import annotations
