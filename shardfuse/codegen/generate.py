@@ -40,7 +40,8 @@ def generate(
     ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  ``turns``: polls after which a member of a
     team gives up waiting, for tests.  No local extent may be 0.
     """
-    contracts = not plan.space.is_promised  # what stands side by side depends on where a fusion is cut
+    # What stands side by side depends on where a fusion is cut; and ranks whose kernels differ have the same bits.
+    contracts = not plan.space.is_promised and not (plan.exchange is not None and plan.exchange.is_alike)
     if plan.stages:
         parts = [_parts(stage, layouts, rank, interpret=interpret, turns=turns) for stage in plan.stages]
         shares = plan.schedule.parts if plan.shares else 0
