@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
-from ..frontend import FusionDefinition
-from ..frontend.detection import has_dtensor
-from ..ir import DataType, TensorView
+from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh
-from . import traced
-from .dtensor_autograd import Given, Result, on_local_tensors
-from .fused import PLAIN, FusedOp
-from .gated import bind_gated, gated
+from .gated import GatedUnit
 from .parameters import ParameterKind, ParameterModule
-from .placed_spec import PlacedSpec
-from .placement import TensorPlacement, define, give
+from .placement import TensorPlacement
 from .settings import Setting
 
 if TYPE_CHECKING:
@@ -29,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class SwiGLU(ParameterModule):
+class SwiGLU(GatedUnit, ParameterModule):
     """silu(gate [+ gate_bias]) * (up [+ up_bias]), element by element.
 
     features: unsharded size of the last axis; needed with ``bias`` only.
@@ -42,6 +32,7 @@ class SwiGLU(ParameterModule):
 
     family = "swiglu"
     features: Setting[int | None] = Setting()
+    _activation = "silu"
 
     def __init__(
         self,
@@ -57,15 +48,11 @@ class SwiGLU(ParameterModule):
         placement = TensorPlacement.of_whole_values("input", input, mesh, "SwiGLU")
         super().__init__(mesh, placement.only(-1), parameters)
         self.features, self._input = features, placement
-        if bias and features is None:
-            raise ModuleArgumentError("SwiGLU", "features", features, "the unsharded size, which bias=True needs")
-        if features is not None and features < 1:
-            raise ModuleArgumentError("SwiGLU", "features", features, "1 or more")
-        self._local_size: int | None = None
+        is_said = features is not None or not bias
+        self.check_argument("features", features, is_said, "the unsharded size, which bias=True needs")
+        self.check_argument("features", features, features is None or features >= 1, "1 or more")
         self.gate_bias: torch.nn.Parameter | None = None
         self.up_bias: torch.nn.Parameter | None = None
-        if features is not None:
-            (self._local_size,) = self._parameter.local_shape(mesh, (features,))
         if features is not None and bias:
             self.gate_bias = self.make_parameter("gate_bias", features, 0.0, device, dtype)
             self.up_bias = self.make_parameter("up_bias", features, 0.0, device, dtype)
@@ -81,146 +68,5 @@ class SwiGLU(ParameterModule):
             if bias is not None:
                 torch.nn.init.zeros_(bias)
 
-    def forward(
-        self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
-    ) -> torch.Tensor:
-        """gate, up: [..., features] (local) of one dtype -> the same shape and dtype.
-
-        Without ``up``, ``gate`` is both: [..., 2 * features] (local), what one matmul makes, this rank's part of the
-        gate in the first half and of up in the second.  It is read in place, and its gradient comes as one tensor.
-        ``unsharded``: the shape of gate as a whole, where local tensors are shards that differ in size.
-        """
-        if up is None:
-            gate_bias, up_bias = self.parameter("gate_bias"), self.parameter("up_bias")
-            biases = () if gate_bias is None or up_bias is None else (gate_bias, up_bias)
-            return gated(self, "silu", self._input, gate, None, biases, unsharded)
-        if self.is_decomposed():
-            self._check(gate, up)
-            if self._local_size is not None:
-                self.check_size("gate", gate, -1, self._local_size)
-            self.check_plain(gate=gate, gate_bias=self.gate_bias)
-            return traced.gated("silu", gate, up, self.gate_bias, self.up_bias)
-        if (type(gate) not in PLAIN or type(up) not in PLAIN) and has_dtensor((gate, up)):
-            given = [Given("gate", gate, self._input), Given("up", up, self._input)]
-            shape = self.unsharded_of(given)
-            result = Result(shape, self._input, self._input)
-            return on_local_tensors(partial(self._forward, unsharded=shape), self.mesh, given, [result])
-        return self._forward(gate, up, unsharded=unsharded)
-
-    def _forward(self, gate: torch.Tensor, up: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
-        if gate.ndim == 1 and up.ndim == 1:
-            return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
-        gate_bias, up_bias = self.gate_bias, self.up_bias
-        tensors = (gate, up) if gate_bias is None or up_bias is None else (gate, up, gate_bias, up_bias)
-        return self.run(tensors, unsharded)[0]
-
-    def _check(self, gate: torch.Tensor, up: torch.Tensor) -> None:
-        self.check_same("up", up, "gate", gate.shape)
-        if up.dtype != gate.dtype:
-            raise ModuleInputError("SwiGLU", "up", f"dtype {up.dtype}", f"{gate.dtype}, the dtype of gate", "cast one")
-
-    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
-        if len(tensors) % 2:  # gate and up in one
-            return bind_gated(self, "silu", self._input, tensors, unsharded)
-        gate, up, *biases = tensors
-        self._check(gate, up)
-        placement = self._input.resolve("input", gate.ndim).for_shape(self.mesh, unsharded)
-        if self._local_size is not None:
-            self._check_features(gate, placement.only(gate.ndim - 1), has_biases=len(biases) > 0)
-        spec = _Spec(
-            ndim=gate.ndim,
-            features=self.features,
-            mesh=self.mesh,
-            mesh_id=id(self.mesh),
-            placement=placement,
-            dtype=self.check_dtype("gate", gate),
-            bias_dtype=self.check_dtype("gate_bias", biases[0]) if biases else None,
-        )
-        return _op(spec)
-
-    def _check_features(self, gate: torch.Tensor, placement: TensorPlacement, *, has_biases: bool) -> None:
-        """``placement``: of the last axis of ``gate``, which ``Shard(gate.ndim - 1)`` cuts as ``Shard(-1)`` does."""
-        size = self._local_size
-        if placement.shards != self._input.only(-1).shards:
-            if has_biases:
-                shard = f"Shard({gate.ndim - 1})"
-                raise PlacementError(
-                    "input", (shard,), "biases along the last axis", "shard the last axis as Shard(-1)"
-                )
-            assert self.features is not None, "a local size is of features"
-            size = placement.local(self.mesh, torch.empty(self.features, device="meta")).shape[0]
-        assert size is not None, "of features there is a local size"
-        self.check_size("gate", gate, -1, size)
-
     def extra_repr(self) -> str:
         return f"features={self.features}, bias={self.gate_bias is not None}, mesh={self.mesh}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Spec(PlacedSpec):
-    """All that the fusions depend on."""
-
-    features: int | None
-    bias_dtype: DataType | None
-
-    @property
-    def other_dtypes(self) -> tuple[DataType | None, ...]:
-        return (self.bias_dtype,)
-
-    @property
-    def shape(self) -> list[int]:
-        return [-1] * (self.ndim - 1) + [-1 if self.features is None else self.features]
-
-    @property
-    def bias(self) -> TensorPlacement:
-        return self.placement.only(self.ndim - 1)
-
-
-@lru_cache(maxsize=256)
-def _op(spec: _Spec) -> FusedOp:
-    tensors = 2 if spec.bias_dtype is None else 4
-    arguments = (spec.placement, spec.placement, spec.bias, spec.bias)[:tensors]
-    everything = tuple(range(tensors))
-    return FusedOp(_forward(spec), _backward(spec), 1, everything, arguments, (spec.placement,), everything)
-
-
-def _forward(spec: _Spec) -> FusionDefinition:
-    """(gate, up[, gate_bias, up_bias]) -> silu(gate) * up."""
-    with FusionDefinition() as fd:
-        gate, up = _operands(fd, spec)
-        silu = fd.ops.mul(gate, fd.ops.sigmoid(gate))
-        give(fd, fd.ops.cast(fd.ops.mul(silu, up), dtype=spec.dtype), spec.mesh, spec.placement)
-    return fd
-
-
-def _backward(spec: _Spec) -> FusionDefinition:
-    """(gradient, gate, up[, biases]) -> (dgate, dup[, biases' gradients]).
-
-    With s = sigmoid(a), silu(a) is a * s, and its slope s * (1 + a * (1 - s)).
-    """
-    with FusionDefinition() as fd:
-        gradient = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-        gate, up = _operands(fd, spec)
-        sigmoid = fd.ops.sigmoid(gate)
-        d_up = fd.ops.mul(gradient, fd.ops.mul(gate, sigmoid))
-        slope = fd.ops.mul(sigmoid, fd.ops.add(fd.ops.mul(gate, fd.ops.sub(1.0, sigmoid)), 1.0))
-        d_gate = fd.ops.mul(fd.ops.mul(gradient, up), slope)
-        give(fd, fd.ops.cast(d_gate, dtype=spec.dtype), spec.mesh, spec.placement)
-        give(fd, fd.ops.cast(d_up, dtype=spec.dtype), spec.mesh, spec.placement)
-        if spec.bias_dtype is not None:
-            rows = list(range(spec.ndim - 1))
-            for d_summand in (d_gate, d_up):
-                d_bias = fd.ops.cast(fd.ops.sum(d_summand, rows), dtype=spec.bias_dtype)
-                give(fd, d_bias, spec.mesh, spec.bias)
-    return fd
-
-
-def _operands(fd: FusionDefinition, spec: _Spec) -> tuple[TensorView, TensorView]:
-    """Declare gate and up, and their biases, and add those: both in the compute dtype."""
-    gate = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-    up = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-    if spec.bias_dtype is None:
-        return gate, up
-    biases = [define(fd, spec.mesh, spec.bias, spec.shape[-1:], spec.bias_dtype) for _ in range(2)]
-    gate_bias, up_bias = (fd.ops.cast(bias, dtype=spec.compute) for bias in biases)
-    return fd.ops.add(gate, gate_bias), fd.ops.add(up, up_bias)

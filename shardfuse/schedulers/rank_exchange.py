@@ -27,17 +27,16 @@ from ..device import Device
 from ..ir.domain import without
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Cast, Factory, Pointwise, Reduce, Set, View, is_reduction
+from ..ir.op import Cast, Iota, Pointwise, Reduce, Set, View, is_reduction
 from ..mesh import DeviceMesh
 from ..segments.segment import Segment, touches_empty
 from ..segments.space import Space, analyse
+from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
-from .resources import carried
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
-from .team import in_columns
 
 LEFT_FREE = 32
 """Multiprocessors on which no program of a plan is expected: as many as NCCL takes for one process group, see
@@ -133,7 +132,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     segment, exchange = found.segment, found.exchange
     if any(map(touches_empty, segment.exprs)):
         return "a tensor has no elements"
-    space = analyse(segment)
+    space = features_or_refusal(segment, device)
     if isinstance(space, str):
         return space
     uneven = _uneven(segment, exchange)
@@ -143,12 +142,12 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     for t in exchange.statistics:
         if not space.has_r(made[t].tensors[0]) or space.has_r(t):
             return f"{t} reduces nothing on this rank"
-    if not space.is_inner or space.walked or in_columns(space, device).grouped:
+    if not space.is_inner or space.walked or space.in_columns.grouped:
         return "what is reduced is not innermost"
-    refusal = too_long(space, device)
+    refusal = too_long(space)
     if refusal is not None:
         return refusal
-    if is_indexed(segment, space) and space.reduced > _INDEXED * WARP * _WARPS:
+    if exchange.sent is None and _is_indexed(segment, space) and space.reduced > _INDEXED * WARP * _WARPS:
         return f"a row of {space.reduced} elements, with their places, is more than registers hold"
     if space.kept > _MOST_ROWS:
         return f"{space.kept} rows are more than {_MOST_ROWS}"
@@ -199,9 +198,9 @@ def _is_of_rows(result: BoundTensor, segment: Segment, exchange: RankExchange, s
     return True
 
 
-def is_indexed(segment: Segment, space: Space) -> bool:
+def _is_indexed(segment: Segment, space: Space) -> bool:
     """Does a kernel make something of the places of a row's elements?"""
-    return any(isinstance(e.op, Factory) and space.has_r(e.output) for e in segment.exprs)
+    return any(isinstance(e.op, Iota) and space.has_r(e.output) for e in segment.exprs)
 
 
 def _indexed(schedule: Schedule, space: Space) -> Schedule:
@@ -210,7 +209,7 @@ def _indexed(schedule: Schedule, space: Space) -> Schedule:
     return replace(schedule, launch=replace(schedule.launch, warps=min(warps, _WARPS), registers=None))
 
 
-def _one_row(space: Space) -> Schedule:
+def _one_row(space: Features) -> Schedule:
     """A short row for each program, so that one warp waits for it.
 
     Where each of four warps had a row and waited for that, a launch of 1024 x 512 took 590 us now and then.
@@ -226,7 +225,7 @@ def _is_even(tensor: BoundTensor, mesh: DeviceMesh) -> bool:
     return own == mesh and all(is_even(digits, own.extent(p)) for p, digits in tensor.domain.sharding)
 
 
-def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Space) -> bool:
+def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Features) -> bool:
     """Do ranks have more or less of each row of ``tensor``, all of them something, and as many rows?"""
     domain = tensor.domain
     for p, digits in domain.sharding:
@@ -243,21 +242,20 @@ def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Space) ->
 def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel, with a grid that is resident beside what other streams run."""
     segment = found.segment
-    space = analyse(segment)
-    assert not isinstance(space, str), "it was asked about"
-    schedule = by_one_program(space, device)
+    space = features(segment, device)
+    schedule = by_one_program(space)
     free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
     if found.exchange.sent is not None:
         members = members_of(segment, space, free)
         schedule = for_words(schedule, space, members)
     elif schedule.kept > 1:
         schedule = _one_row(space)
-    if is_indexed(segment, space):
-        schedule = _indexed(schedule, space)
+    is_indexed = found.exchange.sent is None and _is_indexed(segment, space)
+    schedule = _indexed(schedule, space) if is_indexed else schedule
     launch = schedule.launch
     programs, registers = free * max(_WARPS // launch.warps, 1), device.registers // (_WARPS * WARP)
     held = schedule.kept * space.reduced / (launch.warps * WARP) + 2 * (found.exchange.ranks - 2)
-    held *= 1 + is_indexed(segment, space)
+    held *= 1 + is_indexed
     if held <= _HELD and space.kept > programs * schedule.kept:
         programs = free * max(_MANY_WARPS // launch.warps, 1)
         registers = device.registers // (_MANY_WARPS * WARP)
@@ -271,4 +269,4 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     shared |= {"is_uneven": is_uneven, "is_alike": is_alike}
     exchange = replace(found.exchange, programs=programs, **shared)
     schedule = replace(schedule, launch=launch)
-    return (KernelPlan(kernel_name("exchange", segment), segment, space, schedule, device, exchange=exchange),)
+    return (KernelPlan(kernel_name("exchange", segment), space, schedule, exchange=exchange),)
