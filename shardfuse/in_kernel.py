@@ -17,6 +17,7 @@ from .ir.expr import BoundTensor
 from .ir.op import Reduce
 from .mesh import DeviceMesh, ParallelType
 from .schedulers import kernels_of, makes_kernels
+from .schedulers.exchange_forms import why_not_by_default
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
@@ -34,11 +35,16 @@ WhyApart = Callable[[DeviceMesh, ParallelType], str | None]
 
 
 def with_exchanges(
-    plan: Plan, why_none: str | None = None, why_apart: WhyApart = lambda mesh, parallel_type: None
+    plan: Plan,
+    why_none: str | None = None,
+    why_apart: WhyApart = lambda mesh, parallel_type: None,
+    *,
+    is_by_default: bool = False,
 ) -> Plan:
     """``plan`` with kernels that exchange; ``plan.in_kernel`` says of each all-reduce where it is, or why not.
 
-    why_none: why no kernel exchanges anything here; "" where that goes without saying.
+    why_none: why no kernel exchanges anything here; "" where that goes without saying.  is_by_default: nobody has
+    asked for kernels, so that they are of forms which have run on GPUs.
     """
     if not any(s.scheduler == "communication" for s in plan.segments):
         return plan
@@ -56,7 +62,10 @@ def with_exchanges(
     if not any(s.scheduler == EXCHANGE for s in segments):
         return replace(plan, in_kernel=tuple(said))
     for s in segments:
-        why = next((why_not_given(s.segment, p.exchange) for p in s.kernels if p.exchange is not None), None)
+        asked = [p.exchange for p in s.kernels if p.exchange is not None]
+        why = next((why for why in (why_not_given(s.segment, e) for e in asked) if why is not None), None)
+        if is_by_default and why is None:
+            why = next((why for why in map(why_not_by_default, asked) if why is not None), None)
         if why is not None:
             return replace(plan, in_kernel=(f"none: {why}",))
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)

@@ -23,6 +23,8 @@ from shardfuse.schedulers.plan import KernelPlan
 EPS = 1e-5
 PARTIAL = "partial_sums_add_rms_norm"
 """Of a summand of each rank; its results are on all of them."""
+LOSS = "cross_entropy"
+"""Of rows of logits and a target for each, over a vocabulary that is sharded; its result is on all ranks."""
 KINDS = ("rms_norm", "layer_norm", "softmax", "add_rms_norm", PARTIAL)
 
 
@@ -44,7 +46,13 @@ def define(kind: str, n: int, ranks: int, dtype: DataType, *, gives_rms: bool = 
             return fd
         given = fd.define_tensor([-1, n], contiguity=True, dtype=dtype)
         x = o.cast(given, DataType.Float)
-        if kind == "layer_norm":
+        if kind == LOSS:
+            target = fd.define_tensor([-1], contiguity=True, dtype=DataType.Int)
+            top = o.max(x, [-1], keepdim=True)
+            total = o.sum(o.exp(o.sub(x, top)), [-1], keepdim=True)
+            is_it = o.eq(o.broadcast(o.iota(n), [True, False]), o.broadcast(target, [False, True]))
+            y = o.sub(o.add(o.log(total), top), o.sum(o.where(is_it, x, 0.0), [-1], keepdim=True))
+        elif kind == "layer_norm":
             w = fd.define_tensor([n], contiguity=True, dtype=dtype)
             var, mean = o.var_mean(x, [-1], 0, True)
             y = o.mul(o.mul(o.sub(x, mean), o.rsqrt(o.add(var, EPS))), w)
@@ -60,7 +68,7 @@ def define(kind: str, n: int, ranks: int, dtype: DataType, *, gives_rms: bool = 
             y = o.mul(o.mul(x, rstd), w)
             if gives_rms:
                 fd.add_output(rstd)
-        fd.add_output(o.cast(y, dtype))
+        fd.add_output(y if kind == LOSS else o.cast(y, dtype))
         given.set_device_mesh(mesh)
         given.outer_split(1, ranks, uneven=n % ranks != 0)
         given.axis(1).parallelize(ParallelType.mesh_x)
@@ -103,13 +111,17 @@ def inputs(kind: str, rows: int, n: int, dtype: torch.dtype, ranks: int = 2) -> 
     made = torch.Generator().manual_seed(rows * n)
     shapes = {"softmax": [(rows, n)], "add_rms_norm": [(rows, n), (rows, n), (n,)]}
     shapes |= {PARTIAL: [(ranks, rows, n), (rows, n), (n,)]}
+    shapes |= {LOSS: [(rows, n)]}
     drawn = shapes.get(kind, [(rows, n), (n,)])
-    return [torch.randn(shape, generator=made, dtype=torch.float64).to(dtype) for shape in drawn]
+    targets = [torch.randint(n, (rows,), generator=made)] if kind == LOSS else []
+    return [*(torch.randn(shape, generator=made, dtype=torch.float64).to(dtype) for shape in drawn), *targets]
 
 
 def expected(kind: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
     """What torch makes of it, in the type that is given."""
     x, w = given[0], given[-1]
+    if kind == LOSS:
+        return [torch.nn.functional.cross_entropy(x, w.long(), reduction="none")[:, None]]
     if kind == "layer_norm":
         return [torch.nn.functional.layer_norm(x, x.shape[-1:], w, None, EPS)]
     if kind == "softmax":
@@ -122,13 +134,15 @@ def expected(kind: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def piece(kind: str, k: int, whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
     """What a rank has of input ``k``."""
+    if kind == LOSS and k == 1:
+        return whole
     if kind != PARTIAL:
         return whole.chunk(ranks, -1)[rank].contiguous()
     return whole[rank : rank + 1].contiguous() if k == 0 else whole
 
 
 def piece_of_output(kind: str, whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
-    return whole if kind == PARTIAL else whole.chunk(ranks, -1)[rank]
+    return whole if kind in (PARTIAL, LOSS) else whole.chunk(ranks, -1)[rank]
 
 
 def plan_of(fd: FusionDefinition, rows: int, device: Device = H200) -> Plan:

@@ -156,9 +156,13 @@ def count_on(context: ProcessContext, job: Job) -> None:
 
 
 def fall_back(context: ProcessContext) -> None:
-    """Where nobody asked for kernels, and one does not compile on a rank, all ranks have collectives."""
+    """Where nobody asked for kernels, and one does not compile on a rank, all ranks have collectives.
+
+    Rows are of as many columns on all ranks, as those are that kernels exchange by default.
+    """
     os.environ["SHARDFUSE_EXCHANGE"] = "auto"
     compiled, mesh = Kernel.compile, DeviceMesh(range(context.world_size))
+    even = COLUMNS - COLUMNS % context.world_size
 
     def refuse(kernel: Kernel, device: torch.device) -> None:
         if kernel.source.name.startswith("exchange"):
@@ -167,9 +171,9 @@ def fall_back(context: ProcessContext) -> None:
 
     Kernel.compile = refuse if context.rank == 1 else compiled
     for _ in range(2):  # another definition of the same text finds what ranks have agreed on
-        run_on(mesh, ParallelType.mesh_x, 6, context, why="does not compile on")
+        run_on(mesh, ParallelType.mesh_x, 6, context, columns=even, why="does not compile on")
     Kernel.compile = compiled
-    run_on(mesh, ParallelType.mesh_x, 5, context)
+    run_on(mesh, ParallelType.mesh_x, 5, context, columns=even)
     os.environ["SHARDFUSE_EXCHANGE"] = "symmetric"
 
 
@@ -244,6 +248,7 @@ def run_on(
     rows: int,
     context: ProcessContext,
     *,
+    columns: int = COLUMNS,
     why: str = "",
     before_last: Callable[[FusionDefinition], None] = lambda fd: None,
 ) -> None:
@@ -253,15 +258,15 @@ def run_on(
     """
     team = mesh.team(context.rank, dim)
     with FusionDefinition() as fd:
-        x = fd.define_tensor([-1, COLUMNS], contiguity=True, dtype=DataType.Float)
+        x = fd.define_tensor([-1, columns], contiguity=True, dtype=DataType.Float)
         total = fd.ops.sum(fd.ops.mul(x, x), [1], keepdim=True)
         fd.add_output(fd.ops.mul(x, fd.ops.rsqrt(total)))
         x.set_device_mesh(mesh)
-        x.outer_split(1, len(team), uneven=COLUMNS % len(team) != 0)
+        x.outer_split(1, len(team), uneven=columns % len(team) != 0)
         x.axis(1).parallelize(dim)
     for turn in range(3):
         made = torch.Generator().manual_seed(1000 * turn + 100 * rows + min(team))
-        whole = torch.randn((rows, COLUMNS), generator=made)
+        whole = torch.randn((rows, columns), generator=made)
         own = whole.chunk(len(team), 1)[team.index(context.rank)].contiguous().to(context.device)
         if turn == 2:
             before_last(fd)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from exchange_cases import KINDS, PARTIAL, NotedKernel, Ranks, define, define_backward, kernel_of, plan_of
+from exchange_cases import KINDS, LOSS, PARTIAL, NotedKernel, Ranks, define, define_backward, kernel_of, plan_of
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -33,10 +33,11 @@ from shardfuse.executor.options import CompileOptions
 from shardfuse.frontend import exchanges
 from shardfuse.frontend.bound_call import BoundCall
 from shardfuse.frontend.exchanges import plan_on, promises, with_exchanges_here
-from shardfuse.in_kernel import exchanging
+from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
+from shardfuse.schedulers.exchange_forms import HAVE_RUN, Form, form_of
 from shardfuse.schedulers.plan import KernelPlan
 from shardfuse.segments import overlap
 
@@ -98,15 +99,54 @@ def refused(fd: FusionDefinition, rows: int) -> str:
 
 
 def test_what_no_kernel_exchanges_says_why() -> None:
-    assert "of which all ranks have as much, would be made with T0" in refused(
-        define("rms_norm", 8191, 2, BF16, gives_rms=True), 8
-    )
     assert "cut unevenly, and not along its rows alone" in refused(define("rms_norm", 5, 4, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 65536 * 2 + 64, 2, BF16), 8)
     assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)
     assert "67117056 bytes is more than 67108864" in refused(define("rms_norm", 8192, 2, BF16), 8193)
+    assert "16385 elements, with their places, is more than registers" in refused(define(LOSS, 32770, 2, BF16), 4096)
     assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
+
+
+def test_results_that_all_ranks_have_are_made_alike_of_uneven_rows() -> None:
+    """The loss of a vocabulary of odd size, or 1 / rms: of numbers of a row, where no kernel contracts anything."""
+    for fd, last in ((define(LOSS, 50257, 4, BF16), 3), (define("rms_norm", 8191, 2, BF16, gives_rms=True), 1)):
+        plan = kernel_of(plan_of(fd, 8))
+        tensors = (*plan.segment.inputs, *plan.segment.outputs)
+        sources = [generate(plan, {t: t.domain.layout(rank) for t in tensors}, rank) for rank in (0, last)]
+        assert sources[0].text != sources[1].text
+        assert [source.contracts for source in sources] == [False, False]
+        assert all(made.spills == 0 for made in compile_all(sources))
+    even = kernel_of(plan_of(define(LOSS, 50304, 4, BF16), 8))
+    assert (even.exchange.is_uneven, even.exchange.is_alike) == (False, False)
+    with FusionDefinition() as fd:  # each rank adds up the same 9 numbers, in an order that its kernel has
+        x, y = fd.define_tensor([-1, 8191], dtype=BF16), fd.define_tensor([-1, 9])
+        total = fd.ops.sum(fd.ops.cast(x, DataType.Float), [1], keepdim=True)
+        fd.add_output(fd.ops.mul(total, fd.ops.sum(y, [1], keepdim=True)))
+        fd.add_output(fd.ops.mul(fd.ops.cast(x, DataType.Float), total))
+        x.set_device_mesh(DeviceMesh(range(2)))
+        x.outer_split(1, 2, uneven=True)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+    plan = plan_of(fd, 8)
+    assert not any(p.exchange.is_alike for _, p in exchanging(plan))
+
+
+def test_by_default_kernels_are_of_forms_that_have_run_on_gpus() -> None:
+    """All are there where kernels are asked for."""
+    for fd, form in (
+        (define("layer_norm", 8191, 2, BF16), Form.UNEVEN),
+        (define(LOSS, 50257, 4, BF16), Form.ALIKE),
+        (define(LOSS, 50304, 4, BF16), Form.STATISTICS),
+        (define(PARTIAL, 8192, 2, BF16), Form.WORDS),
+    ):
+        plan = plan_of(fd, 8)
+        assert form_of(kernel_of(plan).exchange) is form
+        assert plan.apart is not None
+        chosen = with_exchanges(plan.apart, is_by_default=True)
+        assert bool(exchanging(chosen)) == (form in HAVE_RUN)
+        told = f"none: {form.value}, have run on no GPU yet: SHARDFUSE_EXCHANGE=symmetric has them"
+        assert form in HAVE_RUN or chosen.in_kernel == (told,)
+    assert form_of(kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), 2048)).exchange) is Form.ROWS
 
 
 def test_what_alone_is_cut_unevenly_may_be_made_inside_of_the_kernel() -> None:
@@ -180,6 +220,9 @@ def test_kernels_compile_and_are_resident() -> None:
         (PARTIAL, 8, 8192, 2),
         (PARTIAL, 2048, 8192, 2),
         (PARTIAL, 24, 16384, 4),
+        (LOSS, 8, 32768, 2),
+        (LOSS, 8, 12288, 2),
+        (LOSS, 4096, 1024, 2),
     ):
         plan = kernel_of(plan_of(define(kind, n, ranks, BF16), rows))
         tensors = (*plan.segment.inputs, *plan.segment.outputs)

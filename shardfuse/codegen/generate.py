@@ -51,7 +51,9 @@ def generate(
     if plan.stages:
         shares = plan.schedule.parts if plan.shares else 0
         kernel = one_launch(plan.name, _tensors(plan), stages, shares=shares, interpret=interpret)
-    return kernel.source(contracts=not plan.space.is_promised)  # what stands side by side depends on where it is cut
+    # What stands side by side depends on where a fusion is cut; and ranks whose kernels differ have the same bits.
+    contracts = not plan.space.is_promised and not (plan.exchange is not None and plan.exchange.is_alike)
+    return kernel.source(contracts=contracts)
 
 
 def _kernel(

@@ -57,10 +57,11 @@ def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOption
     why_none = why_no_exchange(ranks, options)
     if plan.fusion.promises.invariant:
         why_none = f"{plan.fusion.promises}: which kernels exchange depends on the number of rows"
-    found = with_exchanges(_planned_for(plan, options), why_none, why_out_of_reach)
+    is_by_default = options.exchange == "auto"
+    found = with_exchanges(_planned_for(plan, options), why_none, why_out_of_reach, is_by_default=is_by_default)
     if why_none is not None or not collectives(found):
         return found
-    other = with_exchanges(_planned_for(by_sums(), options), None, why_out_of_reach)
+    other = with_exchanges(_planned_for(by_sums(), options), None, why_out_of_reach, is_by_default=is_by_default)
     return replace(other, apart=plan) if collectives(other) < collectives(found) else found
 
 

@@ -28,6 +28,8 @@ class RankExchange:
     that NCCL never needs alone.  Else the kernel's grid is no larger than there are such multiprocessors.
     ``is_in_rows``: is ``sent`` sent row by row, a flag behind each, instead of in words that are their own flags?
     ``members``: how many programs share a row of what is sent in words; each has as much of it.
+    ``is_uneven``: have some ranks more of each row than others?
+    ``is_alike``: does an uneven one have results that all ranks have, bit by bit?  Then nothing in it is contracted.
     """
 
     mesh: DeviceMesh
@@ -38,6 +40,8 @@ class RankExchange:
     is_claimed: bool = False
     is_in_rows: bool = False
     members: int = 1
+    is_uneven: bool = False
+    is_alike: bool = False
 
     @property
     def ranks(self) -> int:

@@ -27,10 +27,10 @@ from ..device import Device
 from ..ir.domain import without
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Reduce, is_reduction
+from ..ir.op import Cast, Iota, Pointwise, Reduce, Set, View, is_reduction
 from ..mesh import DeviceMesh
 from ..segments.segment import Segment, touches_empty
-from ..segments.space import analyse
+from ..segments.space import Space, analyse
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
@@ -47,6 +47,9 @@ its registers divided by them: 128 and 64 on an H200.  The first holds the longe
 _HELD = 32
 """Values of a row, as float32 in registers, of a thread of ``_MANY_WARPS``: half of the registers that it has then.
 Of more than two ranks fewer, as the address of each one's slots takes two."""
+_INDEXED = 32
+"""Values of a row of a thread of ``_WARPS``, where each is compared with its place, as that of a target is: with more,
+or with as many of ``_MANY_WARPS``, the compiler spills 264 to 696 bytes of a thread (sm_90)."""
 _SHORT = 16
 """Values of a short row that a thread holds: two loads of 16 bytes of a 16-bit type, under way at once."""
 _MOST_RANKS = 8
@@ -54,6 +57,8 @@ _MOST_RANKS = 8
 MOST_READ = 64 << 20
 """Bytes of what a rank has of a tensor up to which a kernel that waits with its rows in registers was measured to be
 faster than two kernels with a collective between them: 54 us and 60 for 64 MB, in a CUDA graph on 2 x H200."""
+_ONE_BY_ONE = (Pointwise, Cast, Set, View)
+"""Ops that make a number of one of each argument."""
 _MOST_ROWS = 1 << 16
 """Rows with slots of their own.  Of 8 ranks and two statistics they take 16 MB, a quarter of the arena."""
 
@@ -130,7 +135,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     space = features_or_refusal(segment, device)
     if isinstance(space, str):
         return space
-    uneven = [t for t in segment.tensors if not _is_even(t, exchange.mesh)]
+    uneven = _uneven(segment, exchange)
     if any(not _is_row_uneven(t, exchange, space) for t in uneven):
         return f"{uneven[0]} is cut unevenly, and not along its rows alone"
     made = {t: e for e in segment.exprs for t in e.outputs}
@@ -142,6 +147,8 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     refusal = too_long(space)
     if refusal is not None:
         return refusal
+    if exchange.sent is None and _is_indexed(segment, space) and space.reduced > _INDEXED * WARP * _WARPS:
+        return f"a row of {space.reduced} elements, with their places, is more than registers hold"
     if space.kept > _MOST_ROWS:
         return f"{space.kept} rows are more than {_MOST_ROWS}"
     read = max(map(local_bytes, segment.inputs))
@@ -157,13 +164,49 @@ def why_not(found: Exchanged, device: Device) -> str | None:
 def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
     """Why ranks might have other bits of a result that all of them have: kernels of uneven shards are not the same.
 
-    A statistic itself is added up by all in the same way, and may be a result.
+    A statistic itself is added up by all in the same way.  So is what is made of such numbers one by one, by the same
+    operations in the same order, where the compiler contracts none of them: neither sizes nor blocks are part of it.
     """
     space = analyse(segment)
     assert not isinstance(space, str), "it was asked about"
-    uneven = next((t for t in segment.tensors if not _is_even(t, exchange.mesh)), None)
-    alike = [t for t in segment.outputs if not space.has_r(t) and t not in exchange.statistics]
-    return f"{alike[0]}, of which all ranks have as much, would be made with {uneven}" if uneven and alike else None
+    uneven = _uneven(segment, exchange)
+    other = next((t for t in _alike(segment, exchange, space) if not _is_of_rows(t, segment, exchange, space)), None)
+    return f"{other}, of which all ranks have as much, would be made with {uneven[0]}" if uneven and other else None
+
+
+def _uneven(segment: Segment, exchange: RankExchange) -> list[BoundTensor]:
+    return [t for t in segment.tensors if not _is_even(t, exchange.mesh)]
+
+
+def _alike(segment: Segment, exchange: RankExchange, space: Space) -> list[BoundTensor]:
+    """Results of which all ranks have as much, but for statistics."""
+    return [t for t in segment.outputs if not space.has_r(t) and t not in exchange.statistics]
+
+
+def _is_of_rows(result: BoundTensor, segment: Segment, exchange: RankExchange, space: Space) -> bool:
+    """Is ``result`` made of numbers that all ranks have of each row, one number of one of each?"""
+    made, todo = {t: e for e in segment.exprs for t in e.outputs}, [result]
+    for t in todo:
+        if space.has_r(t):
+            return False
+        maker = None if t in exchange.statistics else made.get(t)
+        if maker is None:
+            continue
+        if not isinstance(maker.op, _ONE_BY_ONE):
+            return False
+        todo += [source for source in maker.tensors if source not in todo]
+    return True
+
+
+def _is_indexed(segment: Segment, space: Space) -> bool:
+    """Does a kernel make something of the places of a row's elements?"""
+    return any(isinstance(e.op, Iota) and space.has_r(e.output) for e in segment.exprs)
+
+
+def _indexed(schedule: Schedule, space: Space) -> Schedule:
+    """``schedule`` with so many warps that threads hold a row with the places of its elements."""
+    warps = max(schedule.launch.warps, power_of_two(-(-space.reduced // (_INDEXED * WARP))))
+    return replace(schedule, launch=replace(schedule.launch, warps=min(warps, _WARPS), registers=None))
 
 
 def _one_row(space: Features) -> Schedule:
@@ -207,9 +250,12 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         schedule = for_words(schedule, space, members)
     elif schedule.kept > 1:
         schedule = _one_row(space)
+    is_indexed = found.exchange.sent is None and _is_indexed(segment, space)
+    schedule = _indexed(schedule, space) if is_indexed else schedule
     launch = schedule.launch
     programs, registers = free * max(_WARPS // launch.warps, 1), device.registers // (_WARPS * WARP)
     held = schedule.kept * space.reduced / (launch.warps * WARP) + 2 * (found.exchange.ranks - 2)
+    held *= 1 + is_indexed
     if held <= _HELD and space.kept > programs * schedule.kept:
         programs = free * max(_MANY_WARPS // launch.warps, 1)
         registers = device.registers // (_MANY_WARPS * WARP)
@@ -217,7 +263,10 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     is_by_rows = found.exchange.sent is not None and is_in_rows(space)
     is_claimed = programs > free and space.kept > free * schedule.kept
     programs = programs if is_claimed else free
+    is_uneven = bool(_uneven(segment, found.exchange))
+    is_alike = is_uneven and bool(_alike(segment, found.exchange, space))
     shared = {"is_claimed": is_claimed, "is_in_rows": is_by_rows, "members": members}
+    shared |= {"is_uneven": is_uneven, "is_alike": is_alike}
     exchange = replace(found.exchange, programs=programs, **shared)
     schedule = replace(schedule, launch=launch)
     return (KernelPlan(kernel_name("exchange", segment), space, schedule, exchange=exchange),)

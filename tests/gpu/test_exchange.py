@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
+from exchange_cases import KINDS, LOSS, PARTIAL, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType
@@ -128,6 +128,29 @@ def test_ranks_may_run_fewer_programs_at_a_time(kind: str, rows: int, tmp_path: 
         job.clear()
         job.launch()
         job.check()
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm", "softmax"])
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(37, 8191, 2), (300, 2047, 4)])
+def test_ranks_with_more_or_less_of_each_row(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
+    """Once this and the next have passed, ``exchange_forms.py`` is to say so: then they are chosen by default."""
+    test_all_ranks_have_what_they_have_together(kind, rows, n, ranks, tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(64, 32768, 2), (64, 32001, 2), (33, 50257, 4)])
+def test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(
+    rows: int, n: int, ranks: int, tmp_path: Path
+) -> None:
+    job = Job(LOSS, rows, n, ranks, tmp_path)
+    assert job.plan.exchange.is_alike == (n % ranks != 0)
+    for _ in range(5):
+        job.clear()
+        job.launch()
+        torch.cuda.synchronize()
+        (wide,), (eager,) = (expected(LOSS, [v.to(t) for v in job.given]) for t in (torch.float64, torch.float32))
+        (out,) = job.plan.segment.outputs
+        assert_near(job.tensors[0][out].cpu(), wide, eager, n=4, what="loss")
+        assert all(torch.equal(own[out], job.tensors[0][out]) for own in job.tensors)
 
 
 def test_statistics_are_the_same_bits_on_all_ranks(tmp_path: Path) -> None:

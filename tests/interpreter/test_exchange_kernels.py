@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
+from exchange_cases import KINDS, LOSS, PARTIAL, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -63,6 +63,22 @@ def test_what_all_ranks_have_together(kind: str, rows: int, n: int, ranks: int, 
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 643, 2), (5, 97, 3)])
 def test_ranks_with_more_or_less_of_each_row(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
     test_what_all_ranks_have_together(kind, rows, n, ranks, tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (3, 643, 2), (5, 97, 4), (2, 36, 8)])
+def test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(
+    rows: int, n: int, ranks: int, tmp_path: Path
+) -> None:
+    """Its largest logit, sum and picked logit are exchanged in one kernel, of which ranks have unlike ones."""
+    plan = kernel_of(plan_of(define(LOSS, n, ranks, DataType.BFloat16), rows))
+    assert (len(plan.exchange.statistics), plan.exchange.is_alike) == (3, n % ranks != 0)
+    world, given = Ranks(plan, torch.device("cpu")), inputs(LOSS, rows, n, torch.bfloat16, ranks)
+    tensors = [world.pieces(LOSS, rank, given) for rank in range(ranks)]
+    run(world, tensors, tmp_path)
+    (wide,), (eager,) = (expected(LOSS, [v.to(t) for v in given]) for t in (torch.float64, torch.float32))
+    (out,) = plan.segment.outputs
+    assert_near(tensors[0][out], wide, eager, n=4, what="loss")
+    assert all(torch.equal(own[out], tensors[0][out]) for own in tensors)
 
 
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (5, 96, 3), (1, 2048, 4)])

@@ -1,0 +1,46 @@
+"""Which kernels exchange words with other ranks by default: those whose form has run on GPUs.
+
+Here alone it is said.  A form that has only run in Triton's interpreter, and been compiled, is chosen where
+``SHARDFUSE_EXCHANGE=symmetric`` asks for kernels, and by nobody else; once its test in ``tests/gpu/test_exchange.py``
+has passed on GPUs, the line below gets their names and the date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from .plan import RankExchange
+
+
+class Form(Enum):
+    """What a kernel exchanges."""
+
+    STATISTICS = "statistics of rows of which all ranks have as much"
+    UNEVEN = "statistics of rows of which some ranks have more"
+    ALIKE = "results that all ranks have, of rows of which some ranks have more"
+    WORDS = "summands, in words that are their own flags"
+    ROWS = "summands, row by row"
+
+
+HAVE_RUN: Mapping[Form, str] = {
+    Form.STATISTICS: "2 x H200, and 4 ranks that took turns on 2 of them; 2026-11-23",
+    Form.WORDS: "2 x H200, and 4 ranks that took turns on 2 of them; 2026-11-23",
+    Form.ROWS: "2 x H200, and 4 ranks that took turns on 2 of them; 2026-11-23",
+}
+"""On which GPUs, and when."""
+
+
+def form_of(exchange: RankExchange) -> Form:
+    """Of a kernel that is planned."""
+    if exchange.sent is not None:
+        return Form.ROWS if exchange.is_in_rows else Form.WORDS
+    if exchange.is_alike:
+        return Form.ALIKE
+    return Form.UNEVEN if exchange.is_uneven else Form.STATISTICS
+
+
+def why_not_by_default(exchange: RankExchange) -> str | None:
+    """Why a kernel that could exchange is not chosen unless it is asked for; ``None`` where it is."""
+    form = form_of(exchange)
+    return None if form in HAVE_RUN else f"{form.value}, have run on no GPU yet: SHARDFUSE_EXCHANGE=symmetric has them"
