@@ -16,7 +16,25 @@ class ChannelNorm(ParameterModule):
     """What norms of [batch, channels, ...] share; where ``is_last``, of [batch, ..., channels]."""
 
     is_last = False
+    vectors = ("weight", "bias")
+    weight: torch.nn.Parameter | None
+    bias: torch.nn.Parameter | None
     _last: ChannelNorm | None = None
+
+    def make_affine(
+        self, channels: int, affine: bool, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        """Weight and bias, where there are such."""
+        for name, start, is_there in (("weight", 1.0, affine), ("bias", 0.0, affine and bias)):
+            made = self.make_parameter(name, channels, start, device, dtype) if is_there else None
+            self.register_parameter(name, made)
+
+    def reset_parameters(self) -> None:
+        """Weight to one, bias to zero."""
+        if self.weight is not None:
+            torch.nn.init.ones_(self.weight)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
 
     def describe(self) -> None:
         self.__dict__["_last"] = None

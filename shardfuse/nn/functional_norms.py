@@ -142,13 +142,13 @@ def group_normed(
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
-    affine = _both(function, parameters)
     function.check_plain(input=x, **parameters)
     if is_decomposed(x, promises):
         return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
     is_last = is_channels_last(x)
-    module = _group_norm(promises, groups, eps, activation, is_last)
-    result = module.run((channels_last(x) if is_last else x, *affine), None)[0]
+    there = {name: t for name, t in parameters.items() if t is not None}
+    module = _group_norm(promises, groups, eps, activation, is_last, " ".join(there))
+    result = module.run((channels_last(x) if is_last else x, *there.values()), None)[0]
     return channels_second(result) if is_last else result
 
 
@@ -172,32 +172,17 @@ def batch_normed(
         raise function.refuse("input", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
-    affine = _both(function, parameters)
     function.check_plain(input=x, **parameters, **dict(zip(names, kept if by_kept else (), strict=False)))
     if is_decomposed(x, promises):
         return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     is_last = is_channels_last(x)
-    given = (channels_last(x) if is_last else x, *affine, *(kept if by_kept else ()))
-    result, *statistics = _batch_norm(promises, eps, by_kept, is_last).run(given, None)[: 1 if by_kept else 3]
+    there = {name: t for name, t in parameters.items() if t is not None}
+    given = (channels_last(x) if is_last else x, *there.values(), *(kept if by_kept else ()))
+    module = _batch_norm(promises, eps, by_kept, is_last, " ".join(there))
+    result, *statistics = module.run(given, None)[: 1 if by_kept else 3]
     return (channels_second(result) if is_last else result, *statistics)
 
 
 def is_decomposed(x: torch.Tensor, promises: Promises | None) -> bool:
     """Is a call made of torch's own ops?  What torch.compile makes of those promises nothing."""
     return x.is_meta or (promises is None and torch.compiler.is_compiling())
-
-
-def _both(function: Function, parameters: Parameters) -> tuple[torch.Tensor, ...]:
-    """Weight and bias, or none; where one of them is given, the other is made."""
-    weight, bias = parameters["weight"], parameters["bias"]
-    if weight is None and bias is None:
-        return ()
-    if weight is None or bias is None:
-        function.check_plain(**parameters)
-    if weight is None:
-        assert bias is not None
-        weight = torch.ones_like(bias, requires_grad=False)
-    bias = torch.zeros_like(weight, requires_grad=False) if bias is None else bias
-    if bias.dtype != weight.dtype:
-        raise function.refuse("bias", f"dtype {bias.dtype}", f"{weight.dtype}, that of the weight")
-    return weight, bias

@@ -39,14 +39,14 @@ class LayerNorm(InputNorm):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
         output: Placements | None = None,
         output_grad: Placements | None = None,
         parameters: ParameterKind = "dtensor",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         switches = NormSwitches(True, elementwise_affine, elementwise_affine and bias, False, 0.0)
         super().__init__(

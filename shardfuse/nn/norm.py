@@ -103,6 +103,8 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
         hidden_size: int | Sequence[int],
         eps: float | None = 1e-6,
         elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         zero_centered: bool = False,
         mesh: DeviceMesh | None = None,
@@ -110,8 +112,6 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
         output: Placements | None = None,
         output_grad: Placements | None = None,
         parameters: ParameterKind = "dtensor",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
             hidden_size, eps, bias=False, mesh=mesh, parameters=parameters,
@@ -159,7 +159,7 @@ class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
 
     def misread(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """A ``bias``, which is what a LayerNorm adds to its result."""
-        if f"{prefix}bias" not in state_dict:
+        if self.bias is not None or f"{prefix}bias" not in state_dict:
             return []
         found = f"{prefix}bias, which a LayerNorm adds to its result"
         expected = "no bias" if self.input_bias is None else f"{prefix}input_bias, which is added to x"

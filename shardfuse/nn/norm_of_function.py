@@ -20,6 +20,11 @@ VECTORS = ("weight", "bias", "input_bias")
 """The parameters of a norm of rows, in the order of its op; a residual follows them."""
 
 
+def _dtypes(given: str, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """"weight_dtype" and so on.  given: names of tensors, joined by spaces."""
+    return {f"{name}_dtype": DataType.from_torch(t.dtype) for name, t in zip(given.split(), tensors, strict=True)}
+
+
 class _NormOfFunction(FusedModule):
     """A norm of whole tensors, which its function has checked."""
 
@@ -52,8 +57,6 @@ class RowNormOfFunction(_NormOfFunction):
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         x, *others = tensors
         options: Any = self.options
-        named = zip(options["given"].split(), others, strict=True)
-        dtypes: dict[str, Any] = {f"{name}_dtype": DataType.from_torch(t.dtype) for name, t in named}
         spec = RowNormSpec(
             ndim=x.ndim,
             hidden_size=options["hidden_size"],
@@ -68,7 +71,7 @@ class RowNormOfFunction(_NormOfFunction):
             output=_WHOLE,
             output_grad=_WHOLE,
             dtype=DataType.from_torch(x.dtype),
-            **dtypes,
+            **_dtypes(options["given"], others),
         )
         return row_norm_op(spec)
 
@@ -81,12 +84,13 @@ class DroppingNormOfFunction(RowNormOfFunction):
 
 
 class GroupNormOfFunction(_NormOfFunction):
-    """[batch, channels, ...], or [batch, ..., channels] where ``is_last``, weight and bias or none of them."""
+    """[batch, channels, ...], or [batch, ..., channels] where ``is_last``, and those parameters that ``given`` names."""
 
     family = "function_group_norm"
 
-    def __init__(self, groups: int, eps: float, activation: Activation | None, is_last: bool) -> None:
-        super().__init__({"groups": groups, "eps": eps, "activation": activation, "is_last": is_last})
+    def __init__(self, groups: int, eps: float, activation: Activation | None, is_last: bool, given: str) -> None:
+        named = {"groups": groups, "eps": eps, "activation": activation, "is_last": is_last, "given": given}
+        super().__init__(named)
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         x, *affine = tensors
@@ -103,7 +107,7 @@ class GroupNormOfFunction(_NormOfFunction):
             mesh_id=id(None),
             placement=_WHOLE,
             dtype=DataType.from_torch(x.dtype),
-            affine_dtype=DataType.from_torch(affine[0].dtype) if affine else None,
+            **_dtypes(options["given"], affine),
         )
         return group_norm_op(spec)
 
@@ -116,8 +120,8 @@ class BatchNormOfFunction(_NormOfFunction):
 
     family = "function_batch_norm"
 
-    def __init__(self, eps: float, by_kept: bool, is_last: bool) -> None:
-        super().__init__({"eps": eps, "by_kept": by_kept, "is_last": is_last})
+    def __init__(self, eps: float, by_kept: bool, is_last: bool, given: str) -> None:
+        super().__init__({"eps": eps, "by_kept": by_kept, "is_last": is_last, "given": given})
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         x, *vectors = tensors
@@ -133,7 +137,7 @@ class BatchNormOfFunction(_NormOfFunction):
             mesh_id=id(None),
             placement=_WHOLE,
             dtype=DataType.from_torch(x.dtype),
-            affine_dtype=DataType.from_torch(affine[0].dtype) if affine else None,
+            **_dtypes(options["given"], affine),
             kept_dtype=DataType.from_torch(kept[0].dtype) if kept else None,
         )
         return batch_norm_op(spec)

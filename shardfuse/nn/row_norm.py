@@ -45,7 +45,11 @@ class RowNorm(ParameterModule):
     eps: Setting[float | None] = Setting()
     elementwise_affine: Setting[bool] = Setting()
     takes_residual = False
+    vectors = ("weight", "bias", "input_bias")
     normalized_shape: tuple[int, ...]
+    weight: torch.nn.Parameter | None
+    bias: torch.nn.Parameter | None
+    input_bias: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -78,9 +82,7 @@ class RowNorm(ParameterModule):
             raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
         self.normalized_shape, self.eps, self._is_of_last_dim = shape, eps, len(shape) == 1
         self.elementwise_affine, self._switches = switches.weight, switches
-        there = (("weight", switches.weight), ("bias", switches.bias), ("input_bias", switches.input_bias))
         self._deferrable: dict[Hashable, bool] = {}
-        self._names = tuple(name for name, is_there in there if is_there)
         self._input = placed
         self._at_name, self._at = at[0], TensorPlacement.of(*at, mesh)
         self._output = self._output_grad = self._at
@@ -94,10 +96,11 @@ class RowNorm(ParameterModule):
         self._check_fitting(placed, (input, output_grad))
         self._local_size = self._parameter.local(mesh, torch.empty(self._hidden, device="meta")).shape[0]
         size = shape if len(shape) > 1 else self._hidden
-        start = 1.0 - switches.weight_offset
-        self.weight = self.make_parameter("weight", size, start, device, dtype) if switches.weight else None
-        self.bias = self.make_parameter("bias", size, 0.0, device, dtype) if switches.bias else None
-        self.input_bias = self.make_parameter("input_bias", size, 0.0, device, dtype) if switches.input_bias else None
+        starts = (1.0 - switches.weight_offset, 0.0, 0.0)
+        are_there = (switches.weight, switches.bias, switches.input_bias)
+        for name, start, is_there in zip(self.vectors, starts, are_there, strict=True):
+            made = self.make_parameter(name, size, start, device, dtype) if is_there else None
+            self.register_parameter(name, made)
         self.describe()
 
     def _check_fitting(self, placed: TensorPlacement, given: tuple[object, object]) -> None:
@@ -115,7 +118,7 @@ class RowNorm(ParameterModule):
         options = {"eps": self.eps, "elementwise_affine": self.elementwise_affine, **self.own_settings()}
         placements = {"input": self._input, "output": self._output, "output_grad": self._output_grad}
         residual = {"residual": self._at} if self.takes_residual else {}
-        return {**options, "mesh": self.mesh, **placements, **residual}
+        return {**options, "given": " ".join(self.given), "mesh": self.mesh, **placements, **residual}
 
     def own_settings(self) -> dict[str, object]:
         """Those arguments that say which norm of what size this is, by the names that its class has for them."""
@@ -219,17 +222,12 @@ class RowNorm(ParameterModule):
 
     def _parameters_here(self) -> Sequence[torch.Tensor]:
         """The parameters that there are, as vectors."""
-        present = [p for p in map(self.parameter, self._names) if p is not None]
+        present = self.vectors_here()
         if self._is_of_last_dim:
             return present
         if torch.compiler.is_compiling():
             return [self.traced(p).flatten() for p in present]
         return [p.flatten() for p in self.local_parameters(**{str(k): cast("Any", p) for k, p in enumerate(present)})]
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """Of those that there are, in the order of the op."""
-        return self._names
 
     @property
     def cut_rows(self) -> tuple[bool, ...]:
@@ -243,7 +241,7 @@ class RowNorm(ParameterModule):
         bucket = self.bucket
         if bucket is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             behind = bucket.of(self) if self._is_deferrable(x, residual, unsharded) else None
-            if behind is not None:
+            if behind is not None and len(behind) == len(self.vectors_here()):
                 given, deferred = (x, *behind, *residual), deferring(len(behind))
                 return self.run(given, unsharded, deferred, self._origins(x, residual))
         origins = () if self._is_of_last_dim else self._origins(x, residual)
@@ -251,7 +249,7 @@ class RowNorm(ParameterModule):
 
     def _origins(self, x: torch.Tensor, residual: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What a call is given, with the parameters themselves."""
-        return x, *(p for p in map(self.parameter, self._names) if p is not None), *residual
+        return x, *self.vectors_here(), *residual
 
     def _is_deferrable(
         self, x: torch.Tensor, residual: Sequence[torch.Tensor], unsharded: Sequence[int] | None
@@ -265,14 +263,15 @@ class RowNorm(ParameterModule):
         given = (x, *residual)
         if any(type(t) not in PLAIN for t in given) or modes() or in_functorch() or any(map(is_wrapped, given)):
             return False
-        key = (x.shape, x.dtype, *(t.dtype for t in residual), unsharded if unsharded is None else tuple(unsharded))
+        dtypes = [p.dtype for p in self.vectors_here()]
+        of_rows = [t.dtype for t in residual]
+        key = (x.shape, x.dtype, *of_rows, *dtypes, unsharded if unsharded is None else tuple(unsharded))
         found = self._deferrable.get(key)
         if found is None:
             whole = self.whole((x,), unsharded)
             is_even = x.numel() > 0 and not self._at.resolve("at", x.ndim).for_shape(self.mesh, whole).uneven
-            dtypes = {p.dtype for p in map(self.parameter, self._names) if p is not None}
             computed = torch.float64 if torch.float64 in (*dtypes, *(t.dtype for t in given)) else torch.float32
-            found = is_even and dtypes == {computed}
+            found = is_even and set(dtypes) == {computed}
             self._deferrable[key] = found
         return found
 
@@ -285,7 +284,7 @@ class RowNorm(ParameterModule):
             if self._is_of_last_dim:
                 self._check_last_dims("residual", residual)
             self._check_residual(x, residual)
-        dtypes = {name: self.check_dtype(name, others.pop(0)) for name in self._names}
+        dtypes = self.vector_dtypes(others)
         unsharded = self.whole(tensors, unsharded)
         named = (("at", self._at), ("output", self._output), ("output_grad", self._output_grad), ("input", self._input))
         resolved = [p.resolve(name, x.ndim).for_shape(self.mesh, unsharded) for name, p in named]
@@ -308,10 +307,8 @@ class RowNorm(ParameterModule):
                 output=output,
                 output_grad=output_grad,
                 dtype=self.check_dtype("x", x),
-                weight_dtype=dtypes.get("weight"),
-                bias_dtype=dtypes.get("bias"),
-                input_bias_dtype=dtypes.get("input_bias"),
                 residual_dtype=None if residual is None else self.check_dtype("residual", residual),
+                **dtypes,
             )
         )
 
