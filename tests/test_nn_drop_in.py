@@ -268,3 +268,74 @@ def test_a_norm_with_a_weight_alone() -> None:
             assert [done.name for done in nn.convert(model).replaced] == ["0"]
             torch.testing.assert_close(model(x.full), wanted)
         assert getattr(nn, name)(*sizes, affine=False, bias=True).bias is None
+
+
+def layouts() -> dict[str, Tensor]:
+    """Tensors of one kind each of memory order, most of them [4, 8, 6, 10]."""
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+    image = numbers(4, 8, 6, 10)
+    last = torch.channels_last
+    found = {"contiguous": image, "channels-last": image.to(memory_format=last)}
+    for order in ((0, 2, 1, 3), (3, 2, 1, 0), (1, 0, 3, 2), (2, 3, 0, 1)):
+        found[f"permuted {order}"] = image.permute(order).contiguous().permute([order.index(k) for k in range(4)])
+    return found | {
+        "expanded": numbers(1, 8, 6, 10).expand(4, 8, 6, 10),
+        "expanded within": numbers(4, 8, 1, 10).expand(4, 8, 6, 10),
+        "every other": numbers(4, 8, 6, 20)[..., ::2],
+        "sliced": numbers(4, 16, 6, 10)[:, 3:11],
+        "channels of channels-last": numbers(4, 16, 6, 10).to(memory_format=last)[:, 3:11],
+        "columns of channels-last": numbers(4, 8, 6, 20).to(memory_format=last)[..., :10],
+        "volumes": numbers(2, 8, 3, 4, 5).to(memory_format=torch.channels_last_3d),
+        "matrices": numbers(4, 6, 8).mT,
+        "a matrix": numbers(6, 8).t(),
+        "a vector": numbers(20)[::2],
+    }
+
+
+def row_axes(x: Tensor) -> Sequence[int]:
+    return x.shape[-1:]
+
+
+Way = Callable[[Tensor], Tensor]
+LAID_OUT: dict[str, tuple[Way, Way, int]] = {
+    "gelu": (nn.functional.gelu, functional.gelu, 1),
+    "gelu by tanh": (
+        partial(nn.functional.gelu, approximate="tanh"), partial(functional.gelu, approximate="tanh"), 1
+    ),
+    "softmax": (partial(nn.functional.softmax, dim=-1), partial(functional.softmax, dim=-1), 1),
+    "softmax of rows": (partial(nn.functional.softmax, dim=0), partial(functional.softmax, dim=0), 1),
+    "log_softmax": (partial(nn.functional.log_softmax, dim=-1), partial(functional.log_softmax, dim=-1), 1),
+    "layer_norm": (
+        lambda x: nn.functional.layer_norm(x, row_axes(x)), lambda x: functional.layer_norm(x, row_axes(x)), 1
+    ),
+    "group_norm": (lambda x: nn.functional.group_norm(x, 2), lambda x: functional.group_norm(x, 2), 3),
+    "batch_norm": (
+        lambda x: nn.functional.batch_norm(x, None, None, training=True),
+        lambda x: functional.batch_norm(x, None, None, training=True), 2,
+    ),
+    "swiglu": (lambda x: nn.functional.swiglu(x, x + 1), lambda x: functional.silu(x) * (x + 1), 1),
+    "swiglu of another order": (
+        lambda x: nn.functional.swiglu(x, (x + 1).contiguous()), lambda x: functional.silu(x) * (x + 1), 1
+    ),
+    "geglu": (lambda x: nn.functional.geglu(x, x + 1), lambda x: functional.gelu(x) * (x + 1), 1),
+}  # fmt: skip
+"""Ours, torch's, and from how many dims."""
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_results_lie_in_memory_as_torchs_do(name: str) -> None:
+    """Values, strides, and gradients, of inputs of every order."""
+    ours, theirs, dims = LAID_OUT[name]
+    for layout, x in layouts().items():
+        if x.ndim < dims:
+            continue
+        wanted, found = theirs(x), ours(x)
+        assert found.stride() == wanted.stride(), layout
+        torch.testing.assert_close(found, wanted, msg=lambda m, layout=layout: f"{layout}: {m}")
+        leaf, other = (x.double().requires_grad_() for _ in range(2))
+        (grad,) = torch.autograd.grad(ours(leaf).square().sum(), leaf)
+        (expected,) = torch.autograd.grad(theirs(other).square().sum(), other)
+        torch.testing.assert_close(grad, expected, msg=lambda m, layout=layout: f"gradient, {layout}: {m}")

@@ -23,6 +23,7 @@ from .parameters import ParameterKind, ParameterModule
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
+from .shaping import laid_out
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -111,6 +112,8 @@ class SwiGLU(ParameterModule):
         if gate.ndim == 1 and up.ndim == 1:
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
         gate_bias, up_bias = self.gate_bias, self.up_bias
+        if not gate.is_contiguous() and gate_bias is None and up_bias is None and self.mesh is None:
+            return laid_out(lambda a, b: self.run((a, b), None)[0], gate, up)
         tensors = (gate, up) if gate_bias is None or up_bias is None else (gate, up, gate_bias, up_bias)
         return self.run(tensors, unsharded)[0]
 

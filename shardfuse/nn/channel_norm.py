@@ -85,10 +85,19 @@ class ChannelNorm(ParameterModule):
 
 
 def is_channels_last(x: torch.Tensor) -> bool:
-    """Are [batch, channels, ...] of four or five dims stored with the channels last?"""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    is_last = x.ndim in formats and x.is_contiguous(memory_format=formats[x.ndim])
-    return is_last and not x.is_contiguous()
+    """Are [batch, channels, ...] of four or five dims stored with the channels last, maybe as a part of such images?
+
+    As torch tells it, which keeps that order.
+    """
+    if x.ndim not in (4, 5) or x.is_contiguous():
+        return False
+    strides, least = x.stride(), 0
+    for dim in (1, *reversed(range(2, x.ndim)), 0):
+        size, stride = x.shape[dim], strides[dim]
+        if size == 0 or stride < max(least, 1 if dim == 1 else 0) or (dim == 0 and least == strides[1]):
+            return False
+        least = stride * max(size, 1)
+    return True
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:

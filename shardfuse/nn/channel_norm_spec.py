@@ -51,9 +51,7 @@ class ChannelNormSpec(PlacedSpec):
         return [k for k in range(self.ndim) if k != self.channel_dim]
 
 
-def affine(
-    fd: FusionDefinition, unit: TensorView, weight: TensorView | None, bias: TensorView | None
-) -> TensorView:
+def affine(fd: FusionDefinition, unit: TensorView, weight: TensorView | None, bias: TensorView | None) -> TensorView:
     """``unit * weight + bias``, as far as there are such."""
     scaled = unit if weight is None else fd.ops.mul(unit, weight)
     return scaled if bias is None else fd.ops.add(scaled, bias)

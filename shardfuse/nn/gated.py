@@ -21,7 +21,7 @@ from .fused import FusedModule, FusedOp
 from .gelu import OfGelu, gelu_activation
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
-from .shaping import Reshaped, Shaping, contiguous_view
+from .shaping import Reshaped, Shaping, contiguous_view, laid_out
 
 if TYPE_CHECKING:
     pass
@@ -111,6 +111,8 @@ def _gated(
     whole = None if unsharded is None else (*unsharded[:-1], 1, unsharded[-1])
     if up is None:
         return module.run((gate, *biases), whole, _TOGETHER)[0]
+    if not (gate.is_contiguous() or biases) and module.mesh is None:
+        return laid_out(lambda a, b: module.run((a, b), None, _APART)[0], gate, up)
     return module.run((gate, up, *biases), whole, _APART)[0]
 
 

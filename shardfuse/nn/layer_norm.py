@@ -60,7 +60,8 @@ class AddLayerNorm(ResidualNorm):
     """new_residual = residual + x (+ input_bias); normed = the LayerNorm of new_residual.
 
     As ``LayerNorm``, and
-    residual: where the residual lives and the norm is computed, and the new residual with its gradient too.
+    residual: where the residual lives and the norm is computed, and the new residual with its gradient too; Replicate
+    where it is left out, whatever ``input`` is.
     input_bias: a bias of the matmul before, which is added once to the sum of all summands, ahead of the norm.
     """
 

@@ -125,7 +125,8 @@ class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
     """new_residual = residual + x (+ bias); normed = new_residual * rsqrt(mean(new_residual^2) + eps) * weight.
 
     As ``RMSNorm``, and
-    residual: where the residual lives and the norm is computed, and the new residual with its gradient too.
+    residual: where the residual lives and the norm is computed, and the new residual with its gradient too; Replicate
+    where it is left out, whatever ``input`` is.
     With ``input=Partial(), residual=Shard(1), output=Replicate(), output_grad=Partial()`` one fusion takes the partial
     sums of a row-parallel matmul, reduce-scatters them over the sequence, adds, norms, and all-gathers for the next
     column-parallel matmul; its backward is the mirror image.

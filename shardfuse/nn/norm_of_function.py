@@ -21,7 +21,7 @@ VECTORS = ("weight", "bias", "input_bias")
 
 
 def _dtypes(given: str, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """"weight_dtype" and so on.  given: names of tensors, joined by spaces."""
+    """ "weight_dtype" and so on.  given: names of tensors, joined by spaces."""
     return {f"{name}_dtype": DataType.from_torch(t.dtype) for name, t in zip(given.split(), tensors, strict=True)}
 
 
@@ -84,7 +84,7 @@ class DroppingNormOfFunction(RowNormOfFunction):
 
 
 class GroupNormOfFunction(_NormOfFunction):
-    """[batch, channels, ...], or [batch, ..., channels] where ``is_last``, and those parameters that ``given`` names."""
+    """[batch, channels, ...], or [batch, ..., channels] where ``is_last``, and the parameters that ``given`` names."""
 
     family = "function_group_norm"
 

@@ -107,7 +107,7 @@ class ParameterModule(FusedModule):
         return found
 
     def vector_dtypes(self, vectors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """"weight_dtype" and so on, of those that there are.  Raises ModuleInputError."""
+        """ "weight_dtype" and so on, of those that there are.  Raises ModuleInputError."""
         named = dict(zip(self.given, vectors, strict=True))
         return {f"{name}_dtype": self.check_dtype(name, t) for name, t in named.items()}
 

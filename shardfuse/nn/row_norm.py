@@ -15,7 +15,7 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
 from .default_eps import rms_norm_eps
-from .dtensor_autograd import Given, Result, on_local_input, on_local_tensors
+from .dtensor_autograd import Given, Result, on_local_input, on_local_tensors, placements_of
 from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
@@ -211,14 +211,17 @@ class RowNorm(ParameterModule):
         if dims == 1:
             self.check_size(name, x, -1, self._local_size if is_cut else self._hidden)
 
-    def _check_residual(self, x: torch.Tensor, residual: torch.Tensor) -> None:
-        """The residual is this rank's piece of what x is, where x is whole; of x's shape where both are cut alike."""
-        whole = self._input.gradient()
-        if whole.is_uncut:
-            expected = self._at.resolve("residual", x.ndim).local_shape(self.mesh, x.shape)
-            self.check_same("residual", residual, "this rank's piece of x", expected)
-        elif whole == self._at:
+    def _check_residual(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None) -> None:
+        """The residual is this rank's piece, as ``residual=`` cuts it, of what x is a piece of."""
+        source, at = self._input.gradient().resolve("input", x.ndim), self._at.resolve("residual", x.ndim)
+        if source == at:
             self.check_same("residual", residual, "x", x.shape)
+            return
+        whole = unsharded or [n * source.parts(self.mesh, k) for k, n in enumerate(x.shape)]
+        placed = placements_of(at, x.ndim)
+        self.check_same(
+            "residual", residual, f"this rank's piece of x with residual={placed}", at.local_shape(self.mesh, whole)
+        )
 
     def _parameters_here(self) -> Sequence[torch.Tensor]:
         """The parameters that there are, as vectors."""
@@ -283,7 +286,7 @@ class RowNorm(ParameterModule):
         if residual is not None:
             if self._is_of_last_dim:
                 self._check_last_dims("residual", residual)
-            self._check_residual(x, residual)
+            self._check_residual(x, residual, unsharded)
         dtypes = self.vector_dtypes(others)
         unsharded = self.whole(tensors, unsharded)
         named = (("at", self._at), ("output", self._output), ("output_grad", self._output_grad), ("input", self._input))
