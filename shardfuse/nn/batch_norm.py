@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError, PromiseError
 from ..frontend.detection import has_dtensor
+from ..ir import DataType
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from . import traced
@@ -169,9 +170,16 @@ class BatchNorm(ChannelNorm):
             placement=placement,
             dtype=self.check_dtype("x", x),
             **self.vector_dtypes(affine),
-            kept_dtype=self.check_dtype("running_mean", kept[0]) if kept else None,
+            kept_dtype=self._kept_dtype(*kept) if kept else None,
         )
         return batch_norm_op(spec)
+
+    def _kept_dtype(self, mean: torch.Tensor, variance: torch.Tensor) -> DataType:
+        """Raises ModuleInputError unless both are of one dtype that is computed with."""
+        if variance.dtype != mean.dtype:
+            found, expected = f"dtype {variance.dtype}", f"{mean.dtype}, that of running_mean"
+            raise ModuleInputError(type(self).__name__, "running_var", found, expected, "cast one of them")
+        return self.check_dtype("running_mean", mean)
 
     def _check_promises(self) -> None:
         """Rows that are normed by the mean of all rows change with them, in whatever order that is added up."""

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from ..errors import ArgumentError, ModuleInputError, PromiseError
+from ..errors import ArgumentError, ModuleArgumentError, ModuleInputError, PromiseError
 from ..ir.promises import Promises
 from . import traced
 from .activation_functions import Activation
@@ -139,7 +139,9 @@ def group_normed(
     """x: [batch, channels, ...] -> the same shape, dtype and memory format."""
     function = Function("group_norm")
     function.shape_of("input", x)
-    if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
+    if groups < 1:
+        raise ModuleArgumentError("group_norm", "num_groups", groups, "1 or more")
+    if x.ndim < 2 or x.shape[1] % groups:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
     function.check_plain(input=x, **parameters)
@@ -172,7 +174,9 @@ def batch_normed(
         raise function.refuse("input", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
-    function.check_plain(input=x, **parameters, **dict(zip(names, kept if by_kept else (), strict=False)))
+    function.check_plain(input=x, **parameters, **dict(zip(names, kept, strict=False)))
+    if kept and kept[0].dtype != kept[1].dtype:
+        raise function.refuse("running_var", f"dtype {kept[1].dtype}", f"{kept[0].dtype}, that of running_mean")
     if is_decomposed(x, promises):
         return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     is_last = is_channels_last(x)

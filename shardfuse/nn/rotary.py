@@ -234,7 +234,11 @@ class RotaryEmbedding(FusedModule):
         )
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
-        *turned, cos, _ = tensors
+        *turned, cos, sin = tensors
+        if sin.dtype != cos.dtype or sin.shape != cos.shape:
+            found = f"shape {tuple(sin.shape)} of {sin.dtype}"
+            expected = f"{tuple(cos.shape)} of {cos.dtype}, those of cos"
+            raise ModuleInputError("RotaryEmbedding", "sin", found, expected, "see tables()")
         if self.packed is None:
             self._check(turned)
         placement = self._input.resolve("input", 4).for_shape(self.mesh, unsharded)
