@@ -181,7 +181,7 @@ def test_packed_gates_are_read_in_place() -> None:
     x = torch.randn(3, 32, requires_grad=True)
     SwiGLU()(x).sum().backward()
     spec = GatedSpec(
-        activation="silu", ndim=3, is_packed=True, mesh=None, mesh_id=id(None), placement=TensorPlacement(),
+        activation="silu", ndim=3, is_packed=True, mesh=None, placement=TensorPlacement(),
         dtype=DataType.Float, bias_dtype=None,
     )  # fmt: skip
     op = gated_op(spec)

@@ -160,7 +160,7 @@ def test_views_of_one_projection_are_read_where_they_are() -> None:
 def test_one_kernel_for_each_tensor_and_no_copies() -> None:
     spec = RotarySpec(
         ndim=4, heads=(4, 2), heads_dim=1, head_dim=16, rotary_dim=16, interleaved=False, table=(1, 1, -1, 8),
-        mesh=None, mesh_id=id(None), placement=TensorPlacement(), dtype=DataType.Float, table_dtype=DataType.Float,
+        mesh=None, placement=TensorPlacement(), dtype=DataType.Float, table_dtype=DataType.Float,
     )  # fmt: skip
     op = rotary_op(spec)
     q, k, _ = torch.randn(2, 6, 3, 4, 16, requires_grad=True).permute(2, 0, 3, 1, 4)

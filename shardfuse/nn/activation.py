@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
-from ..frontend import FusionDefinition
-from ..frontend.detection import has_dtensor
-from ..ir import DataType, TensorView
+from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh
-from . import traced
-from .dtensor_autograd import Given, Result, on_local_tensors
-from .fused import PLAIN, FusedOp
-from .gated import bind_gated, gated
+from .gated import GatedUnit
 from .parameters import ParameterKind, ParameterModule
-from .placed_spec import PlacedSpec
-from .placement import TensorPlacement, define, give
+from .placement import TensorPlacement
 from .settings import Setting
 from .shaping import laid_out
 
@@ -30,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class SwiGLU(ParameterModule):
+class SwiGLU(GatedUnit, ParameterModule):
     """silu(gate [+ gate_bias]) * (up [+ up_bias]), element by element.
 
     features: unsharded size of the last axis; needed with ``bias`` only.
@@ -43,6 +33,7 @@ class SwiGLU(ParameterModule):
 
     family = "swiglu"
     features: Setting[int | None] = Setting()
+    _activation = "silu"
 
     def __init__(
         self,
@@ -58,15 +49,11 @@ class SwiGLU(ParameterModule):
         placement = TensorPlacement.of_whole_values("input", input, mesh, "SwiGLU")
         super().__init__(mesh, placement.only(-1), parameters)
         self.features, self._input = features, placement
-        if bias and features is None:
-            raise ModuleArgumentError("SwiGLU", "features", features, "the unsharded size, which bias=True needs")
-        if features is not None and features < 1:
-            raise ModuleArgumentError("SwiGLU", "features", features, "1 or more")
-        self._local_size: int | None = None
+        is_said = features is not None or not bias
+        self.check_argument("features", features, is_said, "the unsharded size, which bias=True needs")
+        self.check_argument("features", features, features is None or features >= 1, "1 or more")
         self.gate_bias: torch.nn.Parameter | None = None
         self.up_bias: torch.nn.Parameter | None = None
-        if features is not None:
-            (self._local_size,) = self._parameter.local_shape(mesh, (features,))
         if features is not None and bias:
             self.gate_bias = self.make_parameter("gate_bias", features, 0.0, device, dtype)
             self.up_bias = self.make_parameter("up_bias", features, 0.0, device, dtype)
@@ -82,6 +69,7 @@ class SwiGLU(ParameterModule):
             if bias is not None:
                 torch.nn.init.zeros_(bias)
 
+<<<<<<< HEAD
     def forward(
         self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
     ) -> torch.Tensor:
@@ -155,75 +143,7 @@ class SwiGLU(ParameterModule):
         assert size is not None, "of features there is a local size"
         self.check_size("gate", gate, -1, size)
 
+=======
+>>>>>>> main
     def extra_repr(self) -> str:
         return f"features={self.features}, bias={self.gate_bias is not None}, mesh={self.mesh}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Spec(PlacedSpec):
-    """All that the fusions depend on."""
-
-    features: int | None
-    bias_dtype: DataType | None
-
-    @property
-    def other_dtypes(self) -> tuple[DataType | None, ...]:
-        return (self.bias_dtype,)
-
-    @property
-    def shape(self) -> list[int]:
-        return [-1] * (self.ndim - 1) + [-1 if self.features is None else self.features]
-
-    @property
-    def bias(self) -> TensorPlacement:
-        return self.placement.only(self.ndim - 1)
-
-
-@lru_cache(maxsize=256)
-def _op(spec: _Spec) -> FusedOp:
-    tensors = 2 if spec.bias_dtype is None else 4
-    arguments = (spec.placement, spec.placement, spec.bias, spec.bias)[:tensors]
-    everything = tuple(range(tensors))
-    return FusedOp(_forward(spec), _backward(spec), 1, everything, arguments, (spec.placement,), everything)
-
-
-def _forward(spec: _Spec) -> FusionDefinition:
-    """(gate, up[, gate_bias, up_bias]) -> silu(gate) * up."""
-    with FusionDefinition() as fd:
-        gate, up = _operands(fd, spec)
-        silu = fd.ops.mul(gate, fd.ops.sigmoid(gate))
-        give(fd, fd.ops.cast(fd.ops.mul(silu, up), dtype=spec.dtype), spec.mesh, spec.placement)
-    return fd
-
-
-def _backward(spec: _Spec) -> FusionDefinition:
-    """(gradient, gate, up[, biases]) -> (dgate, dup[, biases' gradients]).
-
-    With s = sigmoid(a), silu(a) is a * s, and its slope s * (1 + a * (1 - s)).
-    """
-    with FusionDefinition() as fd:
-        gradient = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-        gate, up = _operands(fd, spec)
-        sigmoid = fd.ops.sigmoid(gate)
-        d_up = fd.ops.mul(gradient, fd.ops.mul(gate, sigmoid))
-        slope = fd.ops.mul(sigmoid, fd.ops.add(fd.ops.mul(gate, fd.ops.sub(1.0, sigmoid)), 1.0))
-        d_gate = fd.ops.mul(fd.ops.mul(gradient, up), slope)
-        give(fd, fd.ops.cast(d_gate, dtype=spec.dtype), spec.mesh, spec.placement)
-        give(fd, fd.ops.cast(d_up, dtype=spec.dtype), spec.mesh, spec.placement)
-        if spec.bias_dtype is not None:
-            rows = list(range(spec.ndim - 1))
-            for d_summand in (d_gate, d_up):
-                d_bias = fd.ops.cast(fd.ops.sum(d_summand, rows), dtype=spec.bias_dtype)
-                give(fd, d_bias, spec.mesh, spec.bias)
-    return fd
-
-
-def _operands(fd: FusionDefinition, spec: _Spec) -> tuple[TensorView, TensorView]:
-    """Declare gate and up, and their biases, and add those: both in the compute dtype."""
-    gate = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-    up = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-    if spec.bias_dtype is None:
-        return gate, up
-    biases = [define(fd, spec.mesh, spec.bias, spec.shape[-1:], spec.bias_dtype) for _ in range(2)]
-    gate_bias, up_bias = (fd.ops.cast(bias, dtype=spec.compute) for bias in biases)
-    return fd.ops.add(gate, gate_bias), fd.ops.add(up, up_bias)

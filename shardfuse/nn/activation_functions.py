@@ -16,17 +16,22 @@ _CUBIC = 0.044715
 
 def activated(fd: FusionDefinition, activation: Activation, x: TensorView) -> TensorView:
     """The activation of ``x``, a tensor of the compute dtype."""
+    return fd.ops.mul(x, share_of(fd, activation, x))
+
+
+def share_of(fd: FusionDefinition, activation: Activation, x: TensorView) -> TensorView:
+    """What ``x`` is multiplied by."""
     match activation:
         case "silu":
-            return fd.ops.mul(x, fd.ops.sigmoid(x))
+            return fd.ops.sigmoid(x)
         case "gelu":
-            return fd.ops.mul(x, _normal_share(fd, x))
+            return _normal_share(fd, x)
         case "gelu_tanh":
-            return fd.ops.mul(x, fd.ops.sigmoid(_tanh_argument(fd, x)))
+            return fd.ops.sigmoid(_tanh_argument(fd, x))
 
 
-def slope(fd: FusionDefinition, activation: Activation, x: TensorView) -> TensorView:
-    """The derivative of the activation at ``x``.
+def slope(fd: FusionDefinition, activation: Activation, x: TensorView, share: TensorView | None = None) -> TensorView:
+    """The derivative of the activation at ``x``.  ``share``: ``share_of(x)``, where that is there already.
 
     silu is x * s with s = sigmoid(x), and gelu_tanh is x * s with s = sigmoid(u(x)): the slope is s + x * s * (1 - s) *
     u'(x).  gelu is x times the normal distribution up to x, whose slope is the density.
@@ -34,9 +39,8 @@ def slope(fd: FusionDefinition, activation: Activation, x: TensorView) -> Tensor
     if activation == "gelu":
         square = fd.ops.mul(fd.ops.mul(x, x), -0.5)
         density = fd.ops.mul(fd.ops.exp(square), 1 / math.sqrt(2 * math.pi))
-        return fd.ops.add(_normal_share(fd, x), fd.ops.mul(x, density))
-    argument = x if activation == "silu" else _tanh_argument(fd, x)
-    share = fd.ops.sigmoid(argument)
+        return fd.ops.add(share or _normal_share(fd, x), fd.ops.mul(x, density))
+    share = share or share_of(fd, activation, x)
     growth = fd.ops.mul(x, fd.ops.sub(1.0, share))
     if activation == "gelu_tanh":
         inner = fd.ops.add(fd.ops.mul(fd.ops.mul(x, x), 3 * _CUBIC), 1.0)

@@ -23,7 +23,6 @@ from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind
 from .placement import TensorPlacement
-from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -43,8 +42,6 @@ class BatchNorm(ChannelNorm):
     """
 
     family = "batch_norm"
-    eps: Setting[float] = Setting()
-    affine: Setting[bool] = Setting()
     _version = 2
     _dims: tuple[int, ...] = ()
     running_mean: torch.Tensor | None
@@ -66,23 +63,25 @@ class BatchNorm(ChannelNorm):
         input: Placements | None = None,
         parameters: ParameterKind = "dtensor",
     ) -> None:
-        name = type(self).__name__
         placement = TensorPlacement.of_whole_values("input", input, mesh, "a norm")
         super().__init__(mesh, placement.replicated(), parameters)
-        if num_features < 1:
-            raise ModuleArgumentError(name, "num_features", num_features, "1 or more")
-        if not eps >= 0:
-            raise ModuleArgumentError(name, "eps", eps, "0 or more")
-        if momentum is not None and not 0 <= momentum <= 1:
-            raise ModuleArgumentError(name, "momentum", momentum, "None, or a number from 0 to 1")
+        self.check_argument("num_features", num_features, num_features >= 1, "1 or more")
+        self.check_argument("eps", eps, eps >= 0, "0 or more")
+        is_share = momentum is None or 0 <= momentum <= 1
+        self.check_argument("momentum", momentum, is_share, "None, or a number from 0 to 1")
         if any(d is not None and (d < 0 or d == 1) for d in placement.shards):
             advice = (
                 "shard batch or image dims, counted from the front; for channels make one of theirs, without a mesh"
             )
             raise PlacementError("input", (input,), "[batch, channels, ...]", advice)
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
+<<<<<<< HEAD
         self.affine, self.track_running_stats, self._input = affine, track_running_stats, placement
         self.make_affine(num_features, affine, bias, device, dtype)
+=======
+        self.track_running_stats, self._input = track_running_stats, placement
+        self.make_affine(num_features, affine, device, dtype)
+>>>>>>> main
         self.check_own_dtype(dtype)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         tracked = track_running_stats
@@ -166,7 +165,6 @@ class BatchNorm(ChannelNorm):
             channels=self.num_features,
             eps=self.eps,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("x", x),
             **self.vector_dtypes(affine),
@@ -279,9 +277,8 @@ class SyncBatchNorm(BatchNorm):
         # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
         is_outside = dist.is_available() and process_group == dist.GroupMember.NON_GROUP_MEMBER
         is_group = process_group is None or isinstance(process_group, dist.ProcessGroup)
-        if not (is_group or is_outside):
-            expected = "a group of torch.distributed, or None for all ranks"
-            raise ModuleArgumentError("SyncBatchNorm", "process_group", process_group, expected)
+        expected = "a group of torch.distributed, or None for all ranks"
+        self.check_argument("process_group", process_group, is_group or is_outside, expected)
         self.process_group: Any = process_group
         self._together: _Together | None = None
         self._enter()

@@ -10,16 +10,36 @@ import torch
 
 from .parameters import ParameterModule
 from .placement import TensorPlacement
+from .settings import Setting
 
 
 class ChannelNorm(ParameterModule):
     """What norms of [batch, channels, ...] share; where ``is_last``, of [batch, ..., channels]."""
 
+    eps: Setting[float] = Setting()
+    affine: Setting[bool] = Setting()
+    weight: torch.nn.Parameter | None
+    bias: torch.nn.Parameter | None
     is_last = False
     vectors = ("weight", "bias")
     weight: torch.nn.Parameter | None
     bias: torch.nn.Parameter | None
     _last: ChannelNorm | None = None
+    """This module for images whose channels come last, once one has come."""
+
+    def make_affine(
+        self, channels: int, affine: bool, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        """Weight and bias, or none."""
+        self.affine = affine
+        self.weight = self.make_parameter("weight", channels, 1.0, device, dtype) if affine else None
+        self.bias = self.make_parameter("bias", channels, 0.0, device, dtype) if affine else None
+
+    def reset_parameters(self) -> None:
+        """Weight to one, bias to zero."""
+        if self.weight is not None and self.bias is not None:
+            torch.nn.init.ones_(self.weight)
+            torch.nn.init.zeros_(self.bias)
 
     def make_affine(
         self, channels: int, affine: bool, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
@@ -60,18 +80,16 @@ class ChannelNorm(ParameterModule):
             local = [self.traced(t) for t in given]
             results = self.library_op(local, self._last_text, None if whole is None else list(whole))
         else:
-            results = self._of_last().run(given, whole)
+            results = (self._last or self._made_of_last()).run(given, whole)
         return [channels_second(results[0]), *results[1:]]
 
-    def _of_last(self) -> ChannelNorm:
+    def _made_of_last(self) -> ChannelNorm:
         """This module for images whose channels come last: fusions depend on it, and tensors do not show it."""
-        last = self._last
-        if last is None:
-            with torch.no_grad():
-                last = self.defined.made_again({**self.settings(), "is_last": True})
-            last.timer, last.promises = self.timer, self.promises
-            last.__dict__["text"] = self._last_text
-            self.__dict__["_last"] = last
+        with torch.no_grad():
+            last = self.defined.made_again({**self.settings(), "is_last": True})
+        last.timer, last.promises = self.timer, self.promises
+        last.__dict__["text"] = self._last_text
+        self.__dict__["_last"] = last
         return last
 
     def __getstate__(self) -> dict[str, object]:

@@ -54,9 +54,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """torch.nn.functional.rms_norm."""
     promises = said("rms_norm", invariant, accumulate)
-    parameters = {"weight": weight, "bias": None, "input_bias": None}
     eps = rms_eps("rms_norm", eps, input)
-    return norm_of_rows("rms_norm", input, normalized_shape, parameters, eps, centered=False, promises=promises)[0]
+    return norm_of_rows("rms_norm", input, normalized_shape, eps, centered=False, weight=weight, promises=promises)[0]
 
 
 @refusing
@@ -72,8 +71,8 @@ def layer_norm(
 ) -> torch.Tensor:
     """torch.nn.functional.layer_norm."""
     promises = said("layer_norm", invariant, accumulate)
-    parameters = {"weight": weight, "bias": bias, "input_bias": None}
-    return norm_of_rows("layer_norm", input, normalized_shape, parameters, eps, centered=True, promises=promises)[0]
+    vectors = {"weight": weight, "bias": bias}
+    return norm_of_rows("layer_norm", input, normalized_shape, eps, centered=True, **vectors, promises=promises)[0]
 
 
 @refusing
@@ -97,10 +96,9 @@ def dropout_add_norm(
         raise ModuleArgumentError("dropout_add_norm", "p", p, "a probability from 0 to 1")
     if norm not in ("layer", "rms"):
         raise ModuleArgumentError("dropout_add_norm", "norm", norm, '"layer" or "rms"')
-    parameters = {"weight": weight, "bias": bias, "input_bias": input_bias}
     normed, total = norm_of_rows(
-        "dropout_add_norm", input, normalized_shape, parameters, eps,
-        centered=norm == "layer", residual=residual, dropout=p if training and p else None,
+        "dropout_add_norm", input, normalized_shape, eps, centered=norm == "layer",
+        weight=weight, bias=bias, input_bias=input_bias, residual=residual, dropout=p if training and p else None,
         promises=said("dropout_add_norm", invariant, accumulate),
     )  # fmt: skip
     return normed, total
@@ -119,11 +117,10 @@ def add_layer_norm(
     accumulate: Accumulate = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The LayerNorm of residual + input, and that sum."""
-    parameters = {"weight": weight, "bias": bias, "input_bias": None}
-    promises = said("add_layer_norm", invariant, accumulate)
     normed, total = norm_of_rows(
-        "add_layer_norm", input, normalized_shape, parameters, eps, centered=True, residual=residual, promises=promises
-    )
+        "add_layer_norm", input, normalized_shape, eps, centered=True,
+        weight=weight, bias=bias, residual=residual, promises=said("add_layer_norm", invariant, accumulate),
+    )  # fmt: skip
     return normed, total
 
 
@@ -139,11 +136,10 @@ def add_rms_norm(
     accumulate: Accumulate = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The RMSNorm of residual + input, and that sum.  eps: as of ``rms_norm``, for the dtype of ``input``."""
-    parameters = {"weight": weight, "bias": None, "input_bias": None}
     promises = said("add_rms_norm", invariant, accumulate)
     normed, total = norm_of_rows(
-        "add_rms_norm", input, normalized_shape, parameters, rms_eps("add_rms_norm", eps, input),
-        centered=False, residual=residual, promises=promises,
+        "add_rms_norm", input, normalized_shape, rms_eps("add_rms_norm", eps, input), centered=False,
+        weight=weight, residual=residual, promises=promises,
     )  # fmt: skip
     return normed, total
 

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Literal, cast
 
 import torch
 
 from ..errors import ArgumentError, ModuleArgumentError, ModuleInputError, PromiseError
 from ..ir.promises import Promises
 from . import traced
-from .activation_functions import Activation
-from .channel_norm import channels_last, channels_second, is_channels_last
+from .batch_norm import BatchNorm
 from .default_eps import rms_norm_eps
 from .functional_promises import kept_module
-from .norm_of_function import (
-    VECTORS,
-    BatchNormOfFunction,
-    DroppingNormOfFunction,
-    GroupNormOfFunction,
-    RowNormOfFunction,
-)
+from .fused import SUPPORTED
+from .group_norm import GroupNorm
+from .norm_of_function import DroppingNormOfFunction, RowNormOfFunction
 
-_SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 Parameters = dict[str, torch.Tensor | None]
 _row_norm, _dropping_norm = kept_module(RowNormOfFunction), kept_module(DroppingNormOfFunction)
-_group_norm, _batch_norm = kept_module(GroupNormOfFunction), kept_module(BatchNormOfFunction)
+_group_norm, _batch_norm = kept_module(GroupNorm), kept_module(BatchNorm)
 
 
 class Function:
@@ -39,7 +33,7 @@ class Function:
         """Raise ModuleInputError for a dtype that is not computed in."""
         for argument, tensor in tensors.items():
             try:
-                if tensor is not None and tensor.dtype not in _SUPPORTED:
+                if tensor is not None and tensor.dtype not in SUPPORTED:
                     raise self._refuse_dtype(argument, tensor)
             except AttributeError:
                 raise self.refuse_type(argument, tensor) from None
@@ -93,16 +87,19 @@ def norm_of_rows(
     name: str,
     x: torch.Tensor,
     normalized_shape: Sequence[int],
-    parameters: Parameters,
     eps: float,
     *,
     centered: bool,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    input_bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     dropout: float | None = None,
     promises: Promises | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """(normed[, new residual]).  parameters: "weight", "bias" and "input_bias", each a tensor or None."""
+    """(normed[, new residual])."""
     function = Function(name)
+    parameters: Parameters = {"weight": weight, "bias": bias, "input_bias": input_bias}
     shape = function.sizes("normalized_shape", normalized_shape)
     dims = len(shape)
     if not dims or tuple(function.shape_of("input", x)[-dims:]) != shape:
@@ -110,21 +107,17 @@ def norm_of_rows(
     function.shaped(parameters, shape)
     function.shaped({"residual": residual}, x.shape)
     function.check_plain(input=x, residual=residual, **parameters)
+    given = {**parameters, "residual": residual}
     if is_decomposed(x, promises):
-        flat, others, *vectors = (
-            None if t is None else t.flatten(-dims) for t in (x, residual, *(parameters[k] for k in VECTORS))
-        )
-        assert flat is not None, "there is an x"
-        weight, bias, input_bias = vectors
-        made = traced.norm(flat, (weight, bias, input_bias), eps, others, centered=centered, dropout=dropout)
+        flat = {name: None if t is None else t.flatten(-dims) for name, t in given.items()}
+        made = traced.norm(x.flatten(-dims), eps, **flat, centered=centered, dropout=dropout)
         return tuple(t.view(x.shape) for t in made)
     rows = x.reshape(1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
-    named = {**{name: parameters[name] for name in VECTORS}, "residual": residual}
-    there = {name: t for name, t in named.items() if t is not None}
-    given = [t.reshape(rows.shape) if name == "residual" else t.flatten() for name, t in there.items()]
+    there = {name: t for name, t in given.items() if t is not None}
+    tensors = [t.reshape(rows.shape) if name == "residual" else t.flatten() for name, t in there.items()]
     make = _row_norm if dropout is None else _dropping_norm
     module = make(promises, math.prod(shape), eps, centered, dropout, " ".join(there))
-    results = module.run((rows, *given), None)[: 1 if residual is None else 2]
+    results = module.run((rows, *tensors), None)[: 1 if residual is None else 2]
     return tuple(t.view(x.shape) for t in results)
 
 
@@ -133,7 +126,7 @@ def group_normed(
     groups: int,
     parameters: Parameters,
     eps: float,
-    activation: Activation | None,
+    activation: Literal["silu"] | None,
     promises: Promises | None = None,
 ) -> torch.Tensor:
     """x: [batch, channels, ...] -> the same shape, dtype and memory format."""
@@ -145,13 +138,20 @@ def group_normed(
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
     function.check_plain(input=x, **parameters)
-    if is_decomposed(x, promises):
+    if is_decomposed(x, promises) or x.shape[1] == 0:
         return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
+<<<<<<< HEAD
     is_last = is_channels_last(x)
     there = {name: t for name, t in parameters.items() if t is not None}
     module = _group_norm(promises, groups, eps, activation, is_last, " ".join(there))
     result = module.run((channels_last(x) if is_last else x, *there.values()), None)[0]
     return channels_second(result) if is_last else result
+=======
+    module = _group_norm(
+        promises, groups, x.shape[1], eps, len(affine) > 0, activation=activation, parameters="local", device="meta"
+    )
+    return module.run_images((x, *affine), None)[0]
+>>>>>>> main
 
 
 def batch_normed(
@@ -174,6 +174,7 @@ def batch_normed(
         raise function.refuse("input", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
+<<<<<<< HEAD
     function.check_plain(input=x, **parameters, **dict(zip(names, kept, strict=False)))
     if kept and kept[0].dtype != kept[1].dtype:
         raise function.refuse("running_var", f"dtype {kept[1].dtype}", f"{kept[0].dtype}, that of running_mean")
@@ -185,6 +186,16 @@ def batch_normed(
     module = _batch_norm(promises, eps, by_kept, is_last, " ".join(there))
     result, *statistics = module.run(given, None)[: 1 if by_kept else 3]
     return (channels_second(result) if is_last else result, *statistics)
+=======
+    affine = _both(function, parameters)
+    function.check_plain(input=x, **parameters, **dict(zip(names, kept if by_kept else (), strict=False)))
+    if is_decomposed(x, promises) or x.shape[1] == 0:
+        return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
+    module = _batch_norm(
+        promises, x.shape[1], eps, affine=len(affine) > 0, track_running_stats=False, parameters="local", device="meta"
+    )
+    return tuple(module.run_images((x, *affine, *(kept if by_kept else ())), None)[: 1 if by_kept else 3])
+>>>>>>> main
 
 
 def is_decomposed(x: torch.Tensor, promises: Promises | None) -> bool:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from ..frontend.promise_arguments import Invariant, promised
 from ..ir.promises import Promises
@@ -31,7 +32,8 @@ def kept_module(make: Callable[P, M]) -> Callable[Concatenate[Promises | None, P
 
     @lru_cache(maxsize=256)
     def module(kept: tuple[bool, ...], *arguments: P.args, **options: P.kwargs) -> M:
-        made = make(*arguments, **options)
+        with _disable_current_modes():  # whose tensors are of their own time: what is kept has none of them
+            made = make(*arguments, **options)
         for part in made.modules():
             vars(part)["made_at"] = ()  # errors name the line of the call alone: the first call made the module
             if isinstance(part, PromisingModule):

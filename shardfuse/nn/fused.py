@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 
-from ..errors import ModuleInputError
+from ..errors import ModuleArgumentError, ModuleInputError
 from ..executor.aliasing import apart
 from ..executor.plain_arguments import waited
 from ..executor.uncompiled import uncompiled
@@ -360,6 +360,11 @@ class FusedModule(PromisingModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
         self.describe()
+
+    def check_argument(self, argument: str, value: object, is_right: bool, expected: str) -> None:
+        """Raise ModuleArgumentError unless ``is_right``, which the value of an argument that makes the module is."""
+        if not is_right:
+            raise ModuleArgumentError(type(self).__name__, argument, value, expected)
 
     def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
         """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""

@@ -1,11 +1,10 @@
-"""Gated units of an MLP, GeGLU and packed ones, on tensors that are whole or sharded over a mesh."""
+"""Gated units of an MLP, on tensors that are whole or sharded over a mesh: what GeGLU and SwiGLU share, and GeGLU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,20 +14,126 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from . import traced
-from .activation_functions import Activation, activated, slope
+from .activation_functions import Activation, activated, share_of, slope
 from .dtensor_autograd import Given, Result, on_local_tensors
-from .fused import FusedModule, FusedOp
-from .gelu import OfGelu, gelu_activation
+from .fused import PLAIN, FusedModule, FusedOp
+from .gelu import OfGelu
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .shaping import Reshaped, Shaping, contiguous_view, laid_out
 
-if TYPE_CHECKING:
-    pass
+
+class GatedUnit(FusedModule):
+    """activation(gate [+ gate_bias]) * (up [+ up_bias]), element by element.  ``features``: of these, where known."""
+
+    features: int | None = None
+    gate_bias: torch.nn.Parameter | None
+    up_bias: torch.nn.Parameter | None
+    _activation: Activation
+    _input: TensorPlacement
+
+    def forward(
+        self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """gate, up: [..., features] (local) of one dtype -> the same shape and dtype.
+
+        Without ``up``, ``gate`` is both: [..., 2 * features] (local), what one matmul makes, this rank's part of the
+        gate in the first half and of up in the second.  It is read in place, and its gradient comes as one tensor.
+        ``unsharded``: the shape of gate as a whole, where local tensors are shards that differ in size.
+        """
+        if self.is_decomposed():
+            return self._traced(gate, up)
+        if (type(gate) not in PLAIN or type(up) not in PLAIN) and has_dtensor((gate, up)):
+            return self._on_dtensors(gate, up)
+        return self._forward(gate, up, unsharded=unsharded)
+
+    def _forward(
+        self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None
+    ) -> torch.Tensor:
+        gate_bias, up_bias = self.gate_bias, self.up_bias
+        biases = () if gate_bias is None or up_bias is None else (gate_bias, up_bias)
+        if up is None:
+            self._check(gate, up)
+            whole = None if unsharded is None else (*unsharded[:-1], 1, unsharded[-1])
+            return self.run((gate, *biases), whole, _TOGETHER)[0]
+        if gate.ndim == 1 and up.ndim == 1 and self.features is not None:  # a row, as a placement of rows has it
+            return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
+        return self.run((gate, up, *biases), unsharded)[0]
+
+    def _on_dtensors(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+        at, tensors = self._input, (gate,) if up is None else (gate, up)
+        given = [Given(name, t, at) for name, t in zip(("gate", "up"), tensors, strict=False)]
+        shape = self.unsharded_of(given)
+        if up is None:
+            if any(d is not None for d in at.only(-1).shards + at.only(gate.ndim - 1).shards):
+                advice = "pass its local tensor, this rank's gate and up side by side, or gate and up apart"
+                raise PlacementError("input", ("Shard(-1)",), "a DTensor that holds gate and up", advice)
+            shape = (*shape[:-1], shape[-1] // 2)
+        return on_local_tensors(partial(self._forward, unsharded=shape), self.mesh, given, [Result(shape, at, at)])
+
+    def _traced(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+        """By torch's own ops."""
+        self._check(gate, up)
+        if up is not None and self.features is not None:
+            self.check_size("gate", gate, -1, self.features)
+        self.check_plain(gate=gate, gate_bias=self.gate_bias)
+        halves = gate.chunk(2, -1) if up is None else (gate, up)
+        return traced.gated(self._activation, halves[0], halves[1], self.gate_bias, self.up_bias)
+
+    def _check(self, gate: torch.Tensor, up: torch.Tensor | None) -> None:
+        """Of what the views of gate and up depend on, and what the dtypes are."""
+        name = type(self).__name__
+        if gate.ndim == 0:
+            raise ModuleInputError(name, "gate", "no dims", "[..., features]", "pass rows")
+        if up is not None:
+            self.check_same("up", up, "gate", gate.shape)
+            if up.dtype != gate.dtype:
+                raise ModuleInputError(name, "up", f"dtype {up.dtype}", f"{gate.dtype}, the dtype of gate", "cast one")
+        elif gate.shape[-1] % 2:
+            found = f"{gate.shape[-1]} features"
+            raise ModuleInputError(name, "gate", found, "an even number: gate and up", "pass both, side by side")
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        """Of (gate, up), or both as [..., 2, features], and of the biases."""
+        gate, *others = tensors
+        is_packed = len(tensors) % 2 == 1
+        up = None if is_packed else others.pop(0)
+        if up is not None:
+            self._check(gate, up)
+        whole = None if unsharded is None else (*unsharded[:-2], unsharded[-1]) if is_packed else unsharded
+        ndim = gate.ndim - is_packed
+        placement = self._input.resolve("input", ndim).for_shape(self.mesh, whole)
+        if is_packed:
+            for bias in others:
+                self.check_size("gate", gate.flatten(-2), -1, bias.shape[0] * gate.shape[-2])
+            shards = tuple(ndim if d == ndim - 1 else d for d in placement.shards)
+            placement = replace(placement, shards=shards)
+        elif self.features is not None:
+            self._check_features(gate, self.features, placement.only(ndim - 1), has_biases=len(others) > 0)
+        spec = GatedSpec(
+            activation=self._activation,
+            ndim=gate.ndim,
+            is_packed=is_packed,
+            features=-1 if is_packed or self.features is None else self.features,
+            mesh=self.mesh,
+            placement=placement,
+            dtype=self.check_dtype("gate", gate),
+            bias_dtype=self.check_dtype("gate_bias", others[0]) if others else None,
+        )
+        return gated_op(spec)
+
+    def _check_features(
+        self, gate: torch.Tensor, features: int, placement: TensorPlacement, *, has_biases: bool
+    ) -> None:
+        """``placement``: of the last axis of ``gate``, which ``Shard(gate.ndim - 1)`` cuts as ``Shard(-1)`` does."""
+        if has_biases and placement.shards != self._input.only(-1).shards:
+            shard = f"Shard({gate.ndim - 1})"
+            raise PlacementError("input", (shard,), "biases along the last axis", "shard the last axis as Shard(-1)")
+        self.check_size("gate", gate, -1, placement.local_shape(self.mesh, (features,))[0])
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class GeGLU(OfGelu):
+class GeGLU(OfGelu, GatedUnit):
     """gelu(gate) * up, element by element.
 
     approximate: "none", or "tanh" for the approximation by a hyperbolic tangent.
@@ -38,6 +143,7 @@ class GeGLU(OfGelu):
     """
 
     family = "geglu"
+<<<<<<< HEAD
 
     def forward(
         self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
@@ -122,50 +228,29 @@ def _of(beside: int) -> Reshaped:
         enter=lambda x: contiguous_view(x, *x.shape[:-1], beside, x.shape[-1] // beside),
         leave=lambda x: x.flatten(-2),
     )
+=======
+    gate_bias = up_bias = None
+>>>>>>> main
 
 
+_BOTH = Reshaped(  # [..., 2 * features] as [..., 2, features]: gate and up are a dim before the last
+    enter=lambda x: contiguous_view(x, *x.shape[:-1], 2, x.shape[-1] // 2), leave=lambda x: x.flatten(-2)
+)
 _RESULT = Reshaped(enter=lambda x: x.unsqueeze(-2), leave=lambda x: x.squeeze(-2))
-_TOGETHER, _APART = Shaping((_of(2),), (_RESULT,)), Shaping((_of(1), _of(1)), (_RESULT,))
-
-
-def bind_gated(
-    module: FusedModule,
-    activation: Activation,
-    at: TensorPlacement,
-    tensors: Sequence[torch.Tensor],
-    unsharded: Sequence[int] | None,
-) -> FusedOp:
-    """The fusions for (both), (gate, up), (both, biases...) or (gate, up, biases...) as ``_gated`` views them."""
-    is_packed = len(tensors) % 2 == 1
-    gate, biases = tensors[0], tensors[1:] if is_packed else tensors[2:]
-    whole = None if unsharded is None else (*unsharded[:-2], unsharded[-1])
-    last = gate.ndim - 2
-    placement = at.resolve("input", last + 1).for_shape(module.mesh, whole)
-    shards = tuple(last + 1 if d == last else d for d in placement.shards)
-    for bias in biases:
-        module.check_size("gate", gate.flatten(-2), -1, bias.shape[0] * gate.shape[-2])
-    spec = GatedSpec(
-        activation=activation,
-        ndim=gate.ndim,
-        is_packed=is_packed,
-        mesh=module.mesh,
-        mesh_id=id(module.mesh),
-        placement=replace(placement, shards=shards),
-        dtype=module.check_dtype("gate", gate),
-        bias_dtype=module.check_dtype("gate_bias", biases[0]) if biases else None,
-    )
-    return gated_op(spec)
+_TOGETHER = Shaping((_BOTH,), (_RESULT,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedSpec(PlacedSpec):
     """All that the fusions depend on.
 
-    The dim before the last holds gate and up (``is_packed``), or is 1, in ``ndim`` and in ``placement``.
+    is_packed: gate and up are one tensor, in a dim before the last that the result has as 1, as ``ndim`` and
+    ``placement`` have it.  features: unsharded size of the last dim; -1 where it is not known.
     """
 
     activation: Activation
     is_packed: bool
+    features: int = -1
     bias_dtype: DataType | None
 
     @property
@@ -177,21 +262,23 @@ class GatedSpec(PlacedSpec):
         return self.placement.only(self.ndim - 1)
 
     def shape(self, beside: int) -> list[int]:
-        """Of a tensor that has ``beside`` of gate and up."""
-        return [*[-1] * (self.ndim - 2), beside, -1]
+        """Of a tensor that has ``beside`` of gate and up, where they have a dim."""
+        rows = [-1] * (self.ndim - 1)
+        return [*rows[:-1], beside, self.features] if self.is_packed else [*rows, self.features]
 
 
 @lru_cache(maxsize=256)
 def gated_op(spec: GatedSpec) -> FusedOp:
-    """(gate, up[, biases]) or (both[, biases]) -> (result), of [..., 1, features]."""
+    """(gate, up[, biases]) or (both[, biases]) -> (result); of both it is [..., 1, features]."""
     tensors = 2 - spec.is_packed
     biases = 2 * (spec.bias_dtype is not None)
     everything = tuple(range(tensors + biases))
     arguments = (*(spec.placement,) * tensors, *(spec.bias,) * biases)
-    at = spec.placement
+    follows, ones = ((0,), (-2,)) if spec.is_packed else ((), ())
     return FusedOp(
-        _forward(spec), _backward(spec), 1, everything, arguments, (at,), everything, follows=(0,), ones=(-2,)
-    )
+        _forward(spec), _backward(spec), 1, everything, arguments, (spec.placement,), everything,
+        follows=follows, ones=ones,
+    )  # fmt: skip
 
 
 def _forward(spec: GatedSpec) -> FusionDefinition:
@@ -209,11 +296,12 @@ def _backward(spec: GatedSpec) -> FusionDefinition:
         gradient = define(fd, spec.mesh, spec.placement, spec.shape(1), spec.dtype)
         gradient = fd.ops.cast(gradient, dtype=spec.compute)
         gate, up = _operands(fd, spec)
-        d_up = fd.ops.mul(gradient, activated(fd, spec.activation, gate))
-        d_gate = fd.ops.mul(fd.ops.mul(gradient, up), slope(fd, spec.activation, gate))
+        share = share_of(fd, spec.activation, gate)
+        d_up = fd.ops.mul(gradient, fd.ops.mul(gate, share))
+        steepness = slope(fd, spec.activation, gate, share)
+        d_gate = fd.ops.mul(fd.ops.mul(gradient, up), steepness)
         found = [fd.ops.cast(d, dtype=spec.dtype) for d in (d_gate, d_up)]
-        found = [fd.ops.cat(found, -2)] if spec.is_packed else found
-        for d in found:
+        for d in [fd.ops.cat(found, -2)] if spec.is_packed else found:
             give(fd, d, spec.mesh, spec.placement)
         if spec.bias_dtype is not None:
             rows = list(range(spec.ndim - 1))
@@ -223,7 +311,7 @@ def _backward(spec: GatedSpec) -> FusionDefinition:
 
 
 def _operands(fd: FusionDefinition, spec: GatedSpec) -> list[TensorView]:
-    """Declare gate and up, and their biases, and add those: both in the compute dtype, [..., 1, features]."""
+    """Declare gate and up, and their biases, and add those: both in the compute dtype."""
     if spec.is_packed:
         both = define(fd, spec.mesh, spec.placement, spec.shape(2), spec.dtype)
         ends: list[object] = [fd.ops.size(both, k) for k in range(spec.ndim)]
@@ -232,10 +320,12 @@ def _operands(fd: FusionDefinition, spec: GatedSpec) -> list[TensorView]:
             start = [0] * spec.ndim
             start[-2], ends[-2] = k, k + 1
             parts.append(fd.ops.slice(both, start, list(ends)))  # pyright: ignore[reportArgumentType]
+        parts = [fd.ops.cast(part, dtype=spec.compute) for part in parts]
     else:
-        parts = [define(fd, spec.mesh, spec.placement, spec.shape(1), spec.dtype) for _ in range(2)]
-    parts = [fd.ops.cast(part, dtype=spec.compute) for part in parts]
+        whole = spec.mesh, spec.placement, spec.shape(1), spec.dtype
+        parts = [fd.ops.cast(define(fd, *whole), dtype=spec.compute) for _ in range(2)]
     if spec.bias_dtype is None:
         return parts
-    biases = [define(fd, spec.mesh, spec.bias, [-1], spec.bias_dtype) for _ in range(2)]
-    return [fd.ops.add(x, fd.ops.cast(b, dtype=spec.compute)) for x, b in zip(parts, biases, strict=True)]
+    biases = [define(fd, spec.mesh, spec.bias, [spec.features], spec.bias_dtype) for _ in range(2)]
+    biases = [fd.ops.cast(bias, dtype=spec.compute) for bias in biases]
+    return [fd.ops.add(x, bias) for x, bias in zip(parts, biases, strict=True)]

@@ -51,6 +51,10 @@ class OfGelu(FusedModule):
         self._input = TensorPlacement.of_whole_values("input", input, mesh, name)
         self.describe()
 
+    @property
+    def _activation(self) -> Activation:
+        return gelu_activation(type(self).__name__, self.approximate)
+
     def settings(self) -> dict[str, object]:
         return {"approximate": self.approximate, "mesh": self.mesh, "input": self._input}
 
@@ -77,7 +81,7 @@ class GELU(OfGelu):
         """
         if self.is_decomposed():
             self.check_plain(x=x)
-            return traced.activation(gelu_activation("GELU", self.approximate), x)
+            return traced.activation(self._activation, x)
         if type(x) not in PLAIN and has_dtensor((x,)):
             return on_local_input(self._forward, self.mesh, x, self._input)
         return self._forward(x, unsharded=unsharded)
@@ -90,12 +94,10 @@ class GELU(OfGelu):
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         (x,) = tensors
         placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
-        activation = gelu_activation("GELU", self.approximate)
         spec = ActivationSpec(
-            activation=activation,
+            activation=self._activation,
             ndim=x.ndim,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("x", x),
         )

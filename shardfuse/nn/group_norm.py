@@ -39,8 +39,6 @@ class GroupNorm(ChannelNorm):
 
     family = "group_norm"
     num_groups: Setting[int] = Setting()
-    eps: Setting[float] = Setting()
-    affine: Setting[bool] = Setting()
     activation: Setting[Literal["silu"] | None] = Setting()
 
     def __init__(
@@ -60,23 +58,26 @@ class GroupNorm(ChannelNorm):
     ) -> None:
         placement = TensorPlacement.of_whole_values("input", input, mesh, "a norm")
         super().__init__(mesh, placement.only(1), parameters)
-        if num_groups < 1:
-            raise ModuleArgumentError("GroupNorm", "num_groups", num_groups, "1 or more")
-        if num_channels < 1 or num_channels % num_groups:
-            raise ModuleArgumentError("GroupNorm", "num_channels", num_channels, f"a multiple of {num_groups} groups")
-        if not eps >= 0:
-            raise ModuleArgumentError("GroupNorm", "eps", eps, "0 or more")
-        if activation not in (None, "silu"):
-            raise ModuleArgumentError("GroupNorm", "activation", activation, 'None or "silu"')
+        self.check_argument("num_groups", num_groups, num_groups >= 1, "1 or more")
+        are_whole = num_channels >= 1 and num_channels % num_groups == 0
+        self.check_argument("num_channels", num_channels, are_whole, f"a multiple of {num_groups} groups")
+        self.check_argument("eps", eps, eps >= 0, "0 or more")
+        self.check_argument("activation", activation, activation in (None, "silu"), 'None or "silu"')
         if any(d is not None and d < 0 for d in placement.shards):
             raise PlacementError("input", (input,), "[batch, channels, ...]", "count the sharded dim from the front")
         if num_groups % placement.parts(mesh, 1):
             against = f"{num_groups} groups, of which each rank has as many"
             raise PlacementError("input", (input,), against, "shard batch or image dims, or make other groups")
+<<<<<<< HEAD
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
         self.activation = activation
         self._input = placement
         self.make_affine(num_channels, affine, bias, device, dtype)
+=======
+        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.activation, self._input = activation, placement
+        self.make_affine(num_channels, affine, device, dtype)
+>>>>>>> main
         self.describe()
 
     def settings(self) -> dict[str, object]:
@@ -117,7 +118,6 @@ class GroupNorm(ChannelNorm):
             eps=self.eps,
             activation=self.activation,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=self.placed(self._input, x.ndim, unsharded),
             dtype=self.check_dtype("x", x),
             **self.vector_dtypes(vectors),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -127,10 +126,8 @@ class DropoutAddNorm(ResidualNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if norm not in ("layer", "rms"):
-            raise ModuleArgumentError("DropoutAddNorm", "norm", norm, '"layer" or "rms"')
-        if not 0 <= p <= 1 or math.isnan(p):
-            raise ModuleArgumentError("DropoutAddNorm", "p", p, "a probability from 0 to 1")
+        self.check_argument("norm", norm, norm in ("layer", "rms"), '"layer" or "rms"')
+        self.check_argument("p", p, 0 <= p <= 1, "a probability from 0 to 1")
         is_layer = norm == "layer"
         switches = NormSwitches(is_layer, elementwise_affine, elementwise_affine and bias and is_layer, input_bias, 0.0)
         eps = (1e-5 if is_layer else 1e-6) if eps is None else eps

@@ -13,8 +13,12 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
+<<<<<<< HEAD
 from .loss import CrossEntropyLoss, Reduction
 from .refused_calls import refusing
+=======
+from .loss import REDUCTIONS, CrossEntropyLoss, Reduction
+>>>>>>> main
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -53,7 +57,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         super().__init__()
         if chunk_rows is not None and chunk_rows < 1:
             raise ModuleArgumentError("LinearCrossEntropyLoss", "chunk_rows", chunk_rows, "1 or more")
-        if reduction not in ("mean", "sum", "none"):
+        if reduction not in REDUCTIONS:
             raise ModuleArgumentError("LinearCrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
         self.reduction, self.chunk_rows = reduction, chunk_rows
         self.loss = CrossEntropyLoss(

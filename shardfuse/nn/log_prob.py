@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -82,13 +82,7 @@ class LogProb(CrossEntropyLoss):
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         logits, target = tensors
-        return log_prob_op(self.spec_of(logits, target[..., 0], unsharded))
-
-    def spec_of(
-        self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None = None
-    ) -> LogProbSpec:
-        """All that the fusions of such tensors depend on.  Raises ModuleInputError."""
-        return LogProbSpec(**vars(self.logits_spec(logits, target[..., None], unsharded)), entropy=self.entropy)
+        return log_prob_op(self.spec_of(partial(LogProbSpec, entropy=self.entropy), logits, target, unsharded))
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}, entropy={self.entropy}, mesh={self.mesh}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, cast, get_args
 
 import torch
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .placement import Placements
 
 Reduction = Literal["mean", "sum", "none"]
+REDUCTIONS = get_args(Reduction)
+S = TypeVar("S", bound=LogitsSpec)
 
 
 def check_torchs(name: str, weight: object, size_average: object, reduce: object) -> None:
@@ -82,6 +84,7 @@ class CrossEntropyLoss(FusedModule):
         reduce: object = None,
     ) -> None:
         super().__init__()
+<<<<<<< HEAD
         check_torchs("CrossEntropyLoss", weight, size_average, reduce)
         if reduction not in ("mean", "sum", "none"):
             raise ModuleArgumentError("CrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
@@ -91,6 +94,12 @@ class CrossEntropyLoss(FusedModule):
             raise ModuleArgumentError("CrossEntropyLoss", "z_loss", z_loss, "0 or more")
         if not 0 < temperature < math.inf:
             raise ModuleArgumentError("CrossEntropyLoss", "temperature", temperature, "a number above 0")
+=======
+        self.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
+        self.check_argument("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "a share from 0 to 1")
+        self.check_argument("z_loss", z_loss, 0 <= z_loss < math.inf, "0 or more")
+        self.check_argument("temperature", temperature, 0 < temperature < math.inf, "a number above 0")
+>>>>>>> main
         self.z_loss, self.temperature = z_loss, temperature
         self.mesh, self.ignore_index, self.num_classes = mesh, ignore_index, num_classes
         self.reduction = reduction
@@ -168,13 +177,8 @@ class CrossEntropyLoss(FusedModule):
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         logits, target = tensors
-        spec = _Spec(
-            **vars(self.logits_spec(logits, target, unsharded)),
-            reduction=self.reduction,
-            label_smoothing=self.label_smoothing,
-            z_loss=self.z_loss,
-        )
-        return _op(spec)
+        own = {"reduction": self.reduction, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        return _op(self.spec_of(partial(_Spec, **own), logits, target, unsharded))
 
     def _check_target(self, logits: torch.Tensor, target: torch.Tensor) -> None:
         if target.dtype != torch.int64:
@@ -207,17 +211,18 @@ class CrossEntropyLoss(FusedModule):
         parts = self._logits.resolve("logits", logits.ndim).parts(self.mesh, logits.ndim - 1)
         return logits.shape[-1] * parts
 
-    def logits_spec(self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None) -> LogitsSpec:
+    def spec_of(
+        self, make: Callable[..., S], logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None
+    ) -> S:
         """What the fusions of such tensors, target [..., 1], depend on.  Raises ModuleInputError."""
         self._check_target(logits, target[..., 0])
         placement = self._logits.resolve("logits", logits.ndim).for_shape(self.mesh, unsharded)
         classes = self._classes(logits) if unsharded is None else unsharded[-1]
         along = placement.only(logits.ndim - 1)
         self.check_size("logits", logits, -1, along.local_shape(self.mesh, (classes,))[0])
-        return LogitsSpec(
+        return make(
             ndim=logits.ndim,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("logits", logits),
             classes=int(classes),

@@ -21,33 +21,12 @@ if TYPE_CHECKING:
 class _OfRootMeanSquare(RowNorm):
     """What the two norms share: the arguments that say which norm of what size it is."""
 
-    def __init__(
-        self,
-        hidden_size: int | Sequence[int],
-        eps: float | None,
-        *,
-        elementwise_affine: bool,
-        zero_centered: bool,
-        bias: bool,
-        mesh: DeviceMesh | None,
-        parameters: ParameterKind,
-        residual: Placements | None = None,
-        input: Placements | None,
-        output: Placements | None,
-        output_grad: Placements | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
+    def _size(self, hidden_size: int | Sequence[int]) -> int:
+        """The one of a list.  Raises ModuleArgumentError."""
         sizes = (hidden_size,) if isinstance(hidden_size, int) else tuple(hidden_size)
-        if len(sizes) != 1 or sizes[0] < 1:
-            raise ModuleArgumentError(type(self).__name__, "hidden_size", hidden_size, "one size, 1 or more")
-        switches = NormSwitches(
-            centered=False, weight=elementwise_affine, bias=False, input_bias=bias, weight_offset=_offset(zero_centered)
-        )
-        super().__init__(
-            sizes, eps, switches, mesh=mesh, parameters=parameters, residual=residual,
-            input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
-        )  # fmt: skip
+        is_one = len(sizes) == 1 and sizes[0] >= 1
+        self.check_argument("hidden_size", hidden_size, is_one, "one size, 1 or more")
+        return sizes[0]
 
     @property
     def hidden_size(self) -> int:
@@ -113,10 +92,10 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
         output_grad: Placements | None = None,
         parameters: ParameterKind = "dtensor",
     ) -> None:
+        switches = NormSwitches(False, elementwise_affine, False, False, _offset(zero_centered))
         super().__init__(
-            hidden_size, eps, bias=False, mesh=mesh, parameters=parameters,
+            self._size(hidden_size), eps, switches, mesh=mesh, parameters=parameters,
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
-            elementwise_affine=elementwise_affine, zero_centered=zero_centered,
         )  # fmt: skip
 
 
@@ -152,10 +131,10 @@ class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        switches = NormSwitches(False, elementwise_affine, False, bias, _offset(zero_centered))
         super().__init__(
-            hidden_size, eps, bias=bias, mesh=mesh, parameters=parameters, residual=residual,
+            self._size(hidden_size), eps, switches, mesh=mesh, parameters=parameters, residual=residual,
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
-            elementwise_affine=elementwise_affine, zero_centered=zero_centered,
         )  # fmt: skip
 
     def misread(self, state_dict: dict[str, Any], prefix: str) -> list[str]:

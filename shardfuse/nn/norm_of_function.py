@@ -1,25 +1,21 @@
-"""Norms that are given their parameters with each call, as modules without any: functions run and compile by them."""
+"""Norms of rows that are given their parameters with each call, any of them: functions run and compile by them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ..ir import DataType
-from .activation_functions import Activation
-from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .fused import FusedModule, FusedOp
-from .group_norm_fusions import GroupNormSpec, group_norm_op
-from .placement import TensorPlacement
 from .row_norm_fusions import RowNormSpec, row_norm_op
 
-_WHOLE = TensorPlacement()
-VECTORS = ("weight", "bias", "input_bias")
-"""The parameters of a norm of rows, in the order of its op; a residual follows them."""
 
+class RowNormOfFunction(FusedModule):
+    """[rows..., hidden_size], then those that are ``given`` -> (normed[, new residual]).
 
+<<<<<<< HEAD
 def _dtypes(given: str, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     """ "weight_dtype" and so on.  given: names of tensors, joined by spaces."""
     return {f"{name}_dtype": DataType.from_torch(t.dtype) for name, t in zip(given.split(), tensors, strict=True)}
@@ -46,16 +42,28 @@ class RowNormOfFunction(_NormOfFunction):
     """[rows..., hidden_size], then those of ``VECTORS`` and "residual" that ``given`` has -> (normed[, new residual]).
 
     given: names of tensors, joined by spaces.
+=======
+    given: names of tensors, joined by spaces: of weight, bias, input_bias and residual, in this order.  The function
+    has checked them.
+>>>>>>> main
     """
 
     family = "function_row_norm"
 
     def __init__(self, hidden_size: int, eps: float, centered: bool, dropout: float | None, given: str) -> None:
-        named = {"hidden_size": hidden_size, "eps": eps, "centered": centered, "dropout": dropout, "given": given}
-        super().__init__(named)
+        super().__init__()
+        self.mesh, self.given = None, given
+        self.options: dict[str, Any] = {
+            "hidden_size": hidden_size, "eps": eps, "centered": centered, "dropout": dropout
+        }  # fmt: skip
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        return {**self.options, "given": self.given}
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         x, *others = tensors
+<<<<<<< HEAD
         options: Any = self.options
         spec = RowNormSpec(
             ndim=x.ndim,
@@ -74,6 +82,11 @@ class RowNormOfFunction(_NormOfFunction):
             **_dtypes(options["given"], others),
         )
         return row_norm_op(spec)
+=======
+        named = zip(self.given.split(), others, strict=True)
+        dtypes: dict[str, Any] = {f"{name}_dtype": DataType.from_torch(t.dtype) for name, t in named}
+        return row_norm_op(RowNormSpec(ndim=x.ndim, dtype=DataType.from_torch(x.dtype), **self.options, **dtypes))
+>>>>>>> main
 
 
 class DroppingNormOfFunction(RowNormOfFunction):
@@ -81,6 +94,7 @@ class DroppingNormOfFunction(RowNormOfFunction):
 
     family = "function_dropping_norm"
     is_random = True
+<<<<<<< HEAD
 
 
 class GroupNormOfFunction(_NormOfFunction):
@@ -141,3 +155,5 @@ class BatchNormOfFunction(_NormOfFunction):
             kept_dtype=DataType.from_torch(kept[0].dtype) if kept else None,
         )
         return batch_norm_op(spec)
+=======
+>>>>>>> main

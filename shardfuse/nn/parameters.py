@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 import torch
 import torch.distributed as dist
 
-from ..errors import ModuleArgumentError, PlacementError
+from ..errors import PlacementError
 from ..frontend.detection import has_dtensor
 from ..frontend.moves import move_in
 from ..frontend.pieces import torch_pieces
@@ -57,8 +57,7 @@ class ParameterModule(FusedModule):
 
     def __init__(self, mesh: DeviceMesh | None, placement: TensorPlacement, kind: ParameterKind) -> None:
         super().__init__()
-        if kind not in ("dtensor", "local"):
-            raise ModuleArgumentError(type(self).__name__, "parameters", kind, '"dtensor" or "local"')
+        self.check_argument("parameters", kind, kind in ("dtensor", "local"), '"dtensor" or "local"')
         self.mesh = mesh
         self._parameter = placement
         self._kind = kind
@@ -90,9 +89,8 @@ class ParameterModule(FusedModule):
 
     def check_own_dtype(self, dtype: torch.dtype | None) -> None:
         """Raise ModuleArgumentError for a dtype of parameters and buffers that no call would take."""
-        if dtype is not None and dtype not in SUPPORTED:
-            expected = f"None, or one of {', '.join(map(str, SUPPORTED))}"
-            raise ModuleArgumentError(type(self).__name__, "dtype", dtype, expected)
+        expected = f"None, or one of {', '.join(map(str, SUPPORTED))}"
+        self.check_argument("dtype", dtype, dtype is None or dtype in SUPPORTED, expected)
 
     def parameter(self, name: str) -> torch.Tensor | None:
         """The attribute of this name, past ``torch.nn.Module.__getattr__``, which looks for it in three places."""

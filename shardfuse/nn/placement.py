@@ -161,6 +161,8 @@ class TensorPlacement:
         return local.contiguous() if local.stride(-1) != 1 or 0 in local.stride() else local
 
 
+WHOLE = TensorPlacement()
+"""Of a tensor without a mesh."""
 _least: Callable[[int, int], int] = cast("Any", torch).sym_min  # of sizes that may be symbolic
 
 

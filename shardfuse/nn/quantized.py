@@ -33,6 +33,7 @@ from ..executor.uncompiled import uncompiled
 from . import quantizing_torch_ops as by_torch
 from .functional_norms import Function, rms_eps
 from .fused import PLAIN
+from .gelu import Approximation, gelu_activation
 from .quantizing_fusions import BLOCK, Quantization, Work, quantizing_fusion
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -128,13 +129,13 @@ def add_layer_norm(
 
 def gelu(
     input: Tensor,
-    approximate: Literal["none", "tanh"] = "none",
+    approximate: Approximation = "none",
     *,
     scales: Scales = "row",
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Quantized:
     """Of torch.nn.functional.gelu's result."""
-    return _made("gelu", _gelu("gelu", approximate), {"input": input}, {}, scales, dtype)[0]
+    return _made("gelu", gelu_activation("gelu", approximate), {"input": input}, {}, scales, dtype)[0]
 
 
 def swiglu(
@@ -147,19 +148,13 @@ def swiglu(
 def geglu(
     gate: Tensor,
     up: Tensor | None = None,
-    approximate: Literal["none", "tanh"] = "none",
+    approximate: Approximation = "none",
     *,
     scales: Scales = "row",
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Quantized:
     """Of gelu(gate) * up; without ``up`` the two are the halves of ``gate``."""
-    return _made("geglu", _gelu("geglu", approximate), _halves("geglu", gate, up), {}, scales, dtype)[0]
-
-
-def _gelu(name: str, approximate: str) -> Work:
-    if approximate not in ("none", "tanh"):
-        raise ModuleArgumentError(name, "approximate", approximate, '"none" or "tanh"')
-    return "gelu_tanh" if approximate == "tanh" else "gelu"
+    return _made("geglu", gelu_activation("geglu", approximate), _halves("geglu", gate, up), {}, scales, dtype)[0]
 
 
 def _halves(name: str, gate: Tensor, up: Tensor | None) -> dict[str, Tensor]:

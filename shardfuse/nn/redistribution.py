@@ -19,6 +19,7 @@ from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
+from .placed_spec import FusionSpec
 from .placement import TensorPlacement, define, move, place
 from .timer import FusionTimer
 
@@ -100,13 +101,12 @@ class Redistribution(FusedModule):
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         (x,), mesh = tensors, self.mesh
-        assert mesh is not None, "there is none without"
         said = (("source", self._source), ("target", self._target), ("grad", self._grad))
         whole = self.whole(tensors, unsharded)
-        placements = [p.resolve(name, x.ndim).for_shape(mesh, whole) for name, p in said]
+        placements = {name: p.resolve(name, x.ndim).for_shape(mesh, whole) for name, p in said}
         dtype = DataType.from_torch(x.dtype)
         result_dtype = dtype if self._dtype is None else DataType.from_torch(getattr(torch, self._dtype))
-        return _op(_Move(x.ndim, dtype, result_dtype, mesh, id(mesh), *placements))
+        return _op(_Move(ndim=x.ndim, dtype=dtype, result_dtype=result_dtype, mesh=mesh, **placements))
 
 
 @lru_cache(maxsize=256)
@@ -152,13 +152,9 @@ def _word(placement: Any) -> str:
     return f'"S{placement.dim}"' if placement.is_shard() else '"P"' if placement.is_partial() else '"R"'
 
 
-@dataclass(frozen=True)
-class _Move:
-    ndim: int
-    dtype: DataType
+@dataclass(frozen=True, kw_only=True)
+class _Move(FusionSpec):
     result_dtype: DataType
-    mesh: DeviceMesh
-    mesh_id: int
     source: TensorPlacement
     target: TensorPlacement
     grad: TensorPlacement

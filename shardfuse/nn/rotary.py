@@ -67,21 +67,19 @@ class RotaryEmbedding(FusedModule):
     ) -> None:
         super().__init__()
         turned = head_dim if rotary_dim is None else rotary_dim
-        if head_dim < 2:
-            raise ModuleArgumentError("RotaryEmbedding", "head_dim", head_dim, "2 or more")
-        if not 2 <= turned <= head_dim or turned % 2:
-            raise ModuleArgumentError("RotaryEmbedding", "rotary_dim", turned, f"an even number from 2 to {head_dim}")
-        if base <= 0:
-            raise ModuleArgumentError("RotaryEmbedding", "base", base, "a number above 0")
-        if heads_dim not in (1, 2):
-            raise ModuleArgumentError("RotaryEmbedding", "heads_dim", heads_dim, "1 or 2")
-        if packed is not None and (len(packed) != 2 or min(packed) < 1):
-            raise ModuleArgumentError("RotaryEmbedding", "packed", packed, "numbers of query heads and of key heads")
-        if packed is not None and (mesh is not None or heads_dim != 1):
+        self.check_argument("head_dim", head_dim, head_dim >= 2, "2 or more")
+        are_pairs = 2 <= turned <= head_dim and turned % 2 == 0
+        self.check_argument("rotary_dim", turned, are_pairs, f"an even number from 2 to {head_dim}")
+        self.check_argument("base", base, base > 0, "a number above 0")
+        self.check_argument("heads_dim", heads_dim, heads_dim in (1, 2), "1 or 2")
+        if packed is None:
+            self.check_argument("batch_first", batch_first, batch_first, "True without packed=")
+        else:
+            are_two = len(packed) == 2 and min(packed) >= 1
+            self.check_argument("packed", packed, are_two, "numbers of query heads and of key heads")
             found = f"{tuple(packed)} with " + ("a mesh" if mesh is not None else f"heads_dim={heads_dim}")
-            raise ModuleArgumentError("RotaryEmbedding", "packed", found, "numbers of this rank's heads, and no more")
-        if packed is None and not batch_first:
-            raise ModuleArgumentError("RotaryEmbedding", "batch_first", batch_first, "True without packed=")
+            is_alone = mesh is None and heads_dim == 1
+            self.check_argument("packed", found, is_alone, "numbers of this rank's heads, and no more")
         self.head_dim, self.base, self.rotary_dim, self.batch_first = head_dim, base, turned, batch_first
         self.packed = None if packed is None else (packed[0], packed[1])
         self.interleaved, self.mesh = interleaved, mesh
@@ -259,7 +257,6 @@ class RotaryEmbedding(FusedModule):
             interleaved=self.interleaved,
             table=(*self._table_sizes(cos, unsharded), self.rotary_dim // 2),
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("query", turned[0]),
             table_dtype=self.check_dtype("cos", cos),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..errors import ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
@@ -74,10 +74,9 @@ class RowNorm(ParameterModule):
         # A parameter is cut along the hidden axis only where that is named as Shard(-1): rows are sharded otherwise.
         super().__init__(mesh, TensorPlacement.of(*at, mesh).only(-1), parameters)
         shape: tuple[int, ...] = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        if not shape or any(n < 1 for n in shape):
-            raise ModuleArgumentError(type(self).__name__, "normalized_shape", normalized_shape, "sizes of 1 or more")
-        if eps is not None and not eps >= 0:
-            raise ModuleArgumentError(type(self).__name__, "eps", eps, "0 or more")
+        is_size = len(shape) > 0 and all(n >= 1 for n in shape)
+        self.check_argument("normalized_shape", normalized_shape, is_size, "sizes of 1 or more")
+        self.check_argument("eps", eps, eps is None or eps >= 0, "0 or more")
         if len(shape) > 1 and not self._parameter.is_uncut:
             raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
         self.normalized_shape, self.eps, self._is_of_last_dim = shape, eps, len(shape) == 1
@@ -155,16 +154,14 @@ class RowNorm(ParameterModule):
 
     def _traced(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """By torch's own ops."""
-        named = {"weight": self.weight, "bias": self.bias, "input_bias": self.input_bias}
-        self.check_plain(x=x, residual=residual, **named)
+        given = {"residual": residual, "weight": self.weight, "bias": self.bias, "input_bias": self.input_bias}
+        self.check_plain(x=x, **given)
         dims = len(self.normalized_shape)
         if tuple(x.shape[-dims:]) != self.normalized_shape:
             self._check_last_dims("x", x)
-        rows, *others = (t.flatten(-dims) if t is not None and dims > 1 else t for t in (x, residual, *named.values()))
-        assert rows is not None, "there is an x"
-        weight, bias, input_bias = others[1:]
+        flat = {name: t.flatten(-dims) if t is not None and dims > 1 else t for name, t in given.items()}
         results = traced.norm(
-            rows, (weight, bias, input_bias), self._eps_of(x), others[0], dropout=self.dropout,
+            x.flatten(-dims), self._eps_of(x), **flat, dropout=self.dropout,
             centered=self._switches.centered, weight_offset=self._switches.weight_offset,
         )  # fmt: skip
         return results[0].view(x.shape), results[1].view(x.shape)
@@ -304,7 +301,6 @@ class RowNorm(ParameterModule):
                 dropout=self.dropout,
                 weight_offset=self._switches.weight_offset,
                 mesh=self.mesh,
-                mesh_id=id(self.mesh),
                 x=source,
                 at=at,
                 output=output,

@@ -7,14 +7,14 @@ from functools import lru_cache, partial
 
 from ..frontend import FusionDefinition
 from ..ir import DataType, TensorView
-from ..mesh import DeviceMesh
 from .fused import FusedOp
-from .placement import TensorPlacement, define, give, move
+from .placed_spec import FusionSpec
+from .placement import WHOLE, TensorPlacement, define, give, move
 
 
-@dataclass(frozen=True)
-class RowNormSpec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+@dataclass(frozen=True, kw_only=True)
+class RowNormSpec(FusionSpec):
+    """All that the fusions depend on.
 
     centered: the mean is subtracted (a LayerNorm); else not (an RMSNorm).  dropout: probability that an element of x is
     dropped; None where none can be, and no mask is made.  weight_offset: what is added to the weight.
@@ -23,19 +23,15 @@ class RowNormSpec:
     is_deferred: gradients of parameters are this rank's summands, with an axis of 1 for each mesh dim that cuts rows.
     """
 
-    ndim: int
     hidden_size: int
     eps: float
     centered: bool
     dropout: float | None
-    weight_offset: float
-    mesh: DeviceMesh | None
-    mesh_id: int
-    x: TensorPlacement
-    at: TensorPlacement
-    output: TensorPlacement
-    output_grad: TensorPlacement
-    dtype: DataType
+    weight_offset: float = 0.0
+    x: TensorPlacement = WHOLE
+    at: TensorPlacement = WHOLE
+    output: TensorPlacement = WHOLE
+    output_grad: TensorPlacement = WHOLE
     weight_dtype: DataType | None = None
     bias_dtype: DataType | None = None
     input_bias_dtype: DataType | None = None
@@ -74,10 +70,8 @@ class RowNormSpec:
         return [dtype for dtype in dtypes if dtype is not None]
 
     @property
-    def compute(self) -> DataType:
-        """float32, or float64 where a tensor is."""
-        is_double = DataType.Double in (self.dtype, self.residual_dtype, *self.parameters)
-        return DataType.Double if is_double else DataType.Float
+    def other_dtypes(self) -> tuple[DataType | None, ...]:
+        return (self.residual_dtype, *self.parameters)
 
     @property
     def sum_dtype(self) -> DataType:

@@ -36,13 +36,13 @@ class _Softmax(FusedModule):
     learns_mask: Setting[bool | None] = Setting()
     """Has an added mask a gradient?  Told of the twin that takes calls whose masks require one."""
 
-    def __init__(self, dim: int, scale: float, mesh: DeviceMesh | None, input: Placements | None) -> None:
+    def __init__(
+        self, dim: int = -1, scale: float = 1.0, *, mesh: DeviceMesh | None = None, input: Placements | None = None
+    ) -> None:
         super().__init__()
-        name = type(self).__name__
-        if not math.isfinite(scale):
-            raise ModuleArgumentError(name, "scale", scale, "a finite number")
+        self.check_argument("scale", scale, math.isfinite(scale), "a finite number")
         self.dim, self.scale, self.mesh = dim, scale, mesh
-        self._input = TensorPlacement.of_whole_values("input", input, mesh, name)
+        self._input = TensorPlacement.of_whole_values("input", input, mesh, type(self).__name__)
         self.describe()
 
     def settings(self) -> dict[str, object]:
@@ -166,7 +166,6 @@ class _Softmax(FusedModule):
             is_log=self._is_log,
             scale=self.scale,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded),
             dtype=self.check_dtype("x", x),
             mask_dtype=DataType.from_torch(masks[0].dtype) if masks else None,
@@ -196,11 +195,6 @@ class Softmax(_Softmax):
 
     family = "softmax"
 
-    def __init__(
-        self, dim: int = -1, scale: float = 1.0, *, mesh: DeviceMesh | None = None, input: Placements | None = None
-    ) -> None:
-        super().__init__(dim, scale, mesh, input)
-
 
 @checked(ModuleArgumentError, ("__init__",))
 class LogSoftmax(_Softmax):
@@ -208,11 +202,6 @@ class LogSoftmax(_Softmax):
 
     family = "log_softmax"
     _is_log = True
-
-    def __init__(
-        self, dim: int = -1, scale: float = 1.0, *, mesh: DeviceMesh | None = None, input: Placements | None = None
-    ) -> None:
-        super().__init__(dim, scale, mesh, input)
 
 
 @dataclass(frozen=True, kw_only=True)

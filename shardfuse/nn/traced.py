@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 
 def norm(
     x: torch.Tensor,
-    parameters: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
     eps: float,
-    residual: torch.Tensor | None = None,
     *,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    input_bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
     centered: bool,
     weight_offset: float = 0.0,
     dropout: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm over the last axis of ``residual + dropout(x + input_bias)``, in x's dtype, and that sum.
-
-    parameters: weight, bias and input bias.
-    """
-    weight, bias, input_bias = parameters
-    compute = _compute(x, *parameters, residual)
+    """The norm over the last axis of ``residual + dropout(x + input_bias)``, in x's dtype, and that sum."""
+    compute = _compute(x, weight, bias, input_bias, residual)
     total = x.to(compute)
     if input_bias is not None:
         total = total + input_bias.to(compute)
