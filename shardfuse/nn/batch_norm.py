@@ -75,13 +75,8 @@ class BatchNorm(ChannelNorm):
             )
             raise PlacementError("input", (input,), "[batch, channels, ...]", advice)
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
-<<<<<<< HEAD
-        self.affine, self.track_running_stats, self._input = affine, track_running_stats, placement
-        self.make_affine(num_features, affine, bias, device, dtype)
-=======
         self.track_running_stats, self._input = track_running_stats, placement
-        self.make_affine(num_features, affine, device, dtype)
->>>>>>> main
+        self.make_affine(num_features, affine, bias, device, dtype)
         self.check_own_dtype(dtype)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         tracked = track_running_stats

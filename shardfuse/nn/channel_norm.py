@@ -22,29 +22,14 @@ class ChannelNorm(ParameterModule):
     bias: torch.nn.Parameter | None
     is_last = False
     vectors = ("weight", "bias")
-    weight: torch.nn.Parameter | None
-    bias: torch.nn.Parameter | None
     _last: ChannelNorm | None = None
     """This module for images whose channels come last, once one has come."""
-
-    def make_affine(
-        self, channels: int, affine: bool, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
-        """Weight and bias, or none."""
-        self.affine = affine
-        self.weight = self.make_parameter("weight", channels, 1.0, device, dtype) if affine else None
-        self.bias = self.make_parameter("bias", channels, 0.0, device, dtype) if affine else None
-
-    def reset_parameters(self) -> None:
-        """Weight to one, bias to zero."""
-        if self.weight is not None and self.bias is not None:
-            torch.nn.init.ones_(self.weight)
-            torch.nn.init.zeros_(self.bias)
 
     def make_affine(
         self, channels: int, affine: bool, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
         """Weight and bias, where there are such."""
+        self.affine = affine
         for name, start, is_there in (("weight", 1.0, affine), ("bias", 0.0, affine and bias)):
             made = self.make_parameter(name, channels, start, device, dtype) if is_there else None
             self.register_parameter(name, made)

@@ -138,20 +138,14 @@ def group_normed(
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
     function.check_plain(input=x, **parameters)
+    affine = _affine(parameters)
     if is_decomposed(x, promises) or x.shape[1] == 0:
         return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
-<<<<<<< HEAD
-    is_last = is_channels_last(x)
-    there = {name: t for name, t in parameters.items() if t is not None}
-    module = _group_norm(promises, groups, eps, activation, is_last, " ".join(there))
-    result = module.run((channels_last(x) if is_last else x, *there.values()), None)[0]
-    return channels_second(result) if is_last else result
-=======
     module = _group_norm(
-        promises, groups, x.shape[1], eps, len(affine) > 0, activation=activation, parameters="local", device="meta"
-    )
+        promises, groups, x.shape[1], eps, len(affine) > 0, bias=len(affine) > 1, activation=activation,
+        parameters="local", device="meta",
+    )  # fmt: skip
     return module.run_images((x, *affine), None)[0]
->>>>>>> main
 
 
 def batch_normed(
@@ -174,30 +168,27 @@ def batch_normed(
         raise function.refuse("input", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
-<<<<<<< HEAD
     function.check_plain(input=x, **parameters, **dict(zip(names, kept, strict=False)))
     if kept and kept[0].dtype != kept[1].dtype:
         raise function.refuse("running_var", f"dtype {kept[1].dtype}", f"{kept[0].dtype}, that of running_mean")
-    if is_decomposed(x, promises):
-        return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
-    is_last = is_channels_last(x)
-    there = {name: t for name, t in parameters.items() if t is not None}
-    given = (channels_last(x) if is_last else x, *there.values(), *(kept if by_kept else ()))
-    module = _batch_norm(promises, eps, by_kept, is_last, " ".join(there))
-    result, *statistics = module.run(given, None)[: 1 if by_kept else 3]
-    return (channels_second(result) if is_last else result, *statistics)
-=======
-    affine = _both(function, parameters)
-    function.check_plain(input=x, **parameters, **dict(zip(names, kept if by_kept else (), strict=False)))
+    affine = _affine(parameters)
     if is_decomposed(x, promises) or x.shape[1] == 0:
         return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     module = _batch_norm(
-        promises, x.shape[1], eps, affine=len(affine) > 0, track_running_stats=False, parameters="local", device="meta"
-    )
+        promises, x.shape[1], eps, affine=len(affine) > 0, bias=len(affine) > 1, track_running_stats=False,
+        parameters="local", device="meta",
+    )  # fmt: skip
     return tuple(module.run_images((x, *affine, *(kept if by_kept else ())), None)[: 1 if by_kept else 3])
->>>>>>> main
 
 
 def is_decomposed(x: torch.Tensor, promises: Promises | None) -> bool:
     """Is a call made of torch's own ops?  What torch.compile makes of those promises nothing."""
     return x.is_meta or (promises is None and torch.compiler.is_compiling())
+
+
+def _affine(parameters: Parameters) -> tuple[torch.Tensor, ...]:
+    """Weight and bias, the weight alone, or none; beside a bias alone a weight is made."""
+    weight, bias = parameters["weight"], parameters["bias"]
+    if bias is None:
+        return () if weight is None else (weight,)
+    return (torch.ones_like(bias, requires_grad=False) if weight is None else weight), bias

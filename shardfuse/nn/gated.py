@@ -58,6 +58,8 @@ class GatedUnit(FusedModule):
             return self.run((gate, *biases), whole, _TOGETHER)[0]
         if gate.ndim == 1 and up.ndim == 1 and self.features is not None:  # a row, as a placement of rows has it
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
+        if not (gate.is_contiguous() or biases) and self.mesh is None:
+            return laid_out(lambda a, b: self.run((a, b), None)[0], gate, up)
         return self.run((gate, up, *biases), unsharded)[0]
 
     def _on_dtensors(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
@@ -143,94 +145,7 @@ class GeGLU(OfGelu, GatedUnit):
     """
 
     family = "geglu"
-<<<<<<< HEAD
-
-    def forward(
-        self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
-    ) -> torch.Tensor:
-        """gate, up: [..., features] (local) of one dtype -> the same shape and dtype.
-
-        Without ``up``, ``gate`` is both: [..., 2 * features] (local), what one matmul makes, this rank's part of the
-        gate in the first half and of up in the second.  It is read in place, and its gradient comes as one tensor.
-        unsharded: the shape of gate as a whole, where local tensors are shards that differ in size.
-        """
-        activation = gelu_activation("GeGLU", self.approximate)
-        return gated(self, activation, self._input, gate, up, (), unsharded)
-
-    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
-        return bind_gated(self, gelu_activation("GeGLU", self.approximate), self._input, tensors, unsharded)
-
-
-def gated(
-    module: FusedModule,
-    activation: Activation,
-    at: TensorPlacement,
-    gate: torch.Tensor,
-    up: torch.Tensor | None,
-    biases: Sequence[torch.Tensor],
-    unsharded: Sequence[int] | None,
-) -> torch.Tensor:
-    """activation(gate + bias) * (up + bias) for ``module``.  ``up`` None: gate holds both; ``biases``: none or two."""
-    tensors = (gate,) if up is None else (gate, up)
-    if module.is_decomposed():
-        _check(module, gate, up)
-        module.check_plain(gate=gate, gate_bias=biases[0] if biases else None)
-        both = gate.chunk(2, -1) if up is None else tensors
-        return traced.gated(activation, *both, *biases)
-    here = partial(_gated, module, tuple(biases))
-    if not has_dtensor(tensors):
-        return here(*tensors, unsharded=unsharded)
-    given = [Given(name, t, at) for name, t in zip(("gate", "up"), tensors, strict=False)]
-    shape = module.unsharded_of(given)
-    if up is None:
-        if any(d is not None for d in at.only(-1).shards + at.only(gate.ndim - 1).shards):
-            advice = "pass its local tensor, this rank's gate and up side by side, or gate and up apart"
-            raise PlacementError("input", ("Shard(-1)",), "a DTensor that holds gate and up", advice)
-        shape = (*shape[:-1], shape[-1] // 2)
-    result = Result(shape, at, at)
-    return on_local_tensors(partial(here, unsharded=shape), module.mesh, given, [result])
-
-
-def _check(module: FusedModule, gate: torch.Tensor, up: torch.Tensor | None) -> None:
-    """Of what the views of gate and up depend on, and what the dtypes are."""
-    name = type(module).__name__
-    if gate.ndim == 0:
-        raise ModuleInputError(name, "gate", "no dims", "[..., features]", "pass rows")
-    if up is not None:
-        module.check_same("up", up, "gate", gate.shape)
-        if up.dtype != gate.dtype:
-            raise ModuleInputError(name, "up", f"dtype {up.dtype}", f"{gate.dtype}, the dtype of gate", "cast one")
-    elif gate.shape[-1] % 2:
-        found = f"{gate.shape[-1]} features"
-        raise ModuleInputError(name, "gate", found, "an even number: gate and up", "pass both, side by side")
-
-
-def _gated(
-    module: FusedModule,
-    biases: tuple[torch.Tensor, ...],
-    gate: torch.Tensor,
-    up: torch.Tensor | None = None,
-    *,
-    unsharded: Sequence[int] | None,
-) -> torch.Tensor:
-    _check(module, gate, up)
-    whole = None if unsharded is None else (*unsharded[:-1], 1, unsharded[-1])
-    if up is None:
-        return module.run((gate, *biases), whole, _TOGETHER)[0]
-    if not (gate.is_contiguous() or biases) and module.mesh is None:
-        return laid_out(lambda a, b: module.run((a, b), None, _APART)[0], gate, up)
-    return module.run((gate, up, *biases), whole, _APART)[0]
-
-
-def _of(beside: int) -> Reshaped:
-    """[..., features] as [..., beside, features / beside]: gate and up, or one of them, are a dim before the last."""
-    return Reshaped(
-        enter=lambda x: contiguous_view(x, *x.shape[:-1], beside, x.shape[-1] // beside),
-        leave=lambda x: x.flatten(-2),
-    )
-=======
     gate_bias = up_bias = None
->>>>>>> main
 
 
 _BOTH = Reshaped(  # [..., 2 * features] as [..., 2, features]: gate and up are a dim before the last

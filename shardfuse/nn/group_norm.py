@@ -68,16 +68,9 @@ class GroupNorm(ChannelNorm):
         if num_groups % placement.parts(mesh, 1):
             against = f"{num_groups} groups, of which each rank has as many"
             raise PlacementError("input", (input,), against, "shard batch or image dims, or make other groups")
-<<<<<<< HEAD
-        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
-        self.activation = activation
-        self._input = placement
-        self.make_affine(num_channels, affine, bias, device, dtype)
-=======
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self.activation, self._input = activation, placement
-        self.make_affine(num_channels, affine, device, dtype)
->>>>>>> main
+        self.make_affine(num_channels, affine, bias, device, dtype)
         self.describe()
 
     def settings(self) -> dict[str, object]:

@@ -13,12 +13,8 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
-<<<<<<< HEAD
-from .loss import CrossEntropyLoss, Reduction
-from .refused_calls import refusing
-=======
 from .loss import REDUCTIONS, CrossEntropyLoss, Reduction
->>>>>>> main
+from .refused_calls import refusing
 
 if TYPE_CHECKING:
     from .placement import Placements

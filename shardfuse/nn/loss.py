@@ -84,22 +84,11 @@ class CrossEntropyLoss(FusedModule):
         reduce: object = None,
     ) -> None:
         super().__init__()
-<<<<<<< HEAD
         check_torchs("CrossEntropyLoss", weight, size_average, reduce)
-        if reduction not in ("mean", "sum", "none"):
-            raise ModuleArgumentError("CrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
-        if not 0 <= label_smoothing <= 1:
-            raise ModuleArgumentError("CrossEntropyLoss", "label_smoothing", label_smoothing, "a share from 0 to 1")
-        if not 0 <= z_loss < math.inf:
-            raise ModuleArgumentError("CrossEntropyLoss", "z_loss", z_loss, "0 or more")
-        if not 0 < temperature < math.inf:
-            raise ModuleArgumentError("CrossEntropyLoss", "temperature", temperature, "a number above 0")
-=======
         self.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
         self.check_argument("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "a share from 0 to 1")
         self.check_argument("z_loss", z_loss, 0 <= z_loss < math.inf, "0 or more")
         self.check_argument("temperature", temperature, 0 < temperature < math.inf, "a number above 0")
->>>>>>> main
         self.z_loss, self.temperature = z_loss, temperature
         self.mesh, self.ignore_index, self.num_classes = mesh, ignore_index, num_classes
         self.reduction = reduction
