@@ -61,7 +61,11 @@ class GatedUnit(FusedModule):
         if gate.ndim == 1 and up.ndim == 1 and self.features is not None:  # a row, as a placement of rows has it
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
         if not (gate.is_contiguous() or biases) and self.mesh is None:
-            return laid_out(lambda a, b: self.run((a, b), None)[0], gate, up)
+
+            def run(*both: torch.Tensor) -> torch.Tensor:
+                return self.run(both, None)[0]
+
+            return laid_out(run, gate, up)
         return self.run((gate, up, *biases), unsharded)[0]
 
     def _on_dtensors(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:

@@ -149,7 +149,7 @@ def _text(
 
 
 def _entries(placements: Any) -> Sequence[Any]:
-    return placements if isinstance(placements, Sequence) else (placements,)
+    return cast("Sequence[Any]", placements) if isinstance(placements, Sequence) else (placements,)
 
 
 def _word(name: str, placement: Any) -> str:
