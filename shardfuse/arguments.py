@@ -111,7 +111,7 @@ def _check_of(hint: Hint) -> Check:
     if hint is int:
         return _is_integer
     if hint is float:
-        return lambda value: isinstance(value, float) or _is_integer(value)
+        return lambda value: isinstance(value, int | float) and not isinstance(value, bool)
     if origin is Literal:
         return lambda value: any(type(value) is type(part) and value == part for part in parts)
     if origin is Iterable:
