@@ -38,6 +38,7 @@ from ..ir.domain import BoundDomain, TensorDomain
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh
+from ..mesh.groups import world_key
 from ..mesh.process import ledger_of
 from .argument_checks import ranks_of
 from .detection import has_dtensor
@@ -152,19 +153,23 @@ class DTensorExecutor:
         return variant
 
     def of(self, k: int, dtensor: DTensor) -> Given:
-        """What argument ``k`` says of itself.  Kept by shape: a call is as fast as to look up what was seen."""
+        """What argument ``k`` says of itself.  Kept by shape: a call is as fast as to look up what was seen.
+
+        And by the world: a mesh is equal to that of the same ranks in another, which finds no groups in this one.
+        """
         seen = dtensor.device_mesh, dtensor.placements, dtensor.shape, shard_order_of(dtensor)
-        given = self.seen.get(seen)
+        world = world_key()
+        given = self.seen.get((world, seen))
         if given is None:
             with failures_told(_ranks_of((dtensor,))), lines_named(self.fusion):
                 placements = left_to_right(f"input {k}, {self.fusion.inputs[k].val.name}", *seen)
             given = given_of(dtensor, placements)
-            said = given.mesh, given.placements, given.cuts, given.elsewhere
+            said = world, given.mesh, given.placements, given.cuts, given.elsewhere
             known = self.given.get(said)
             if known is None:
                 self.given.put(said, given)
             given = known or given
-            self.seen.put(seen, given)
+            self.seen.put((world, seen), given)
         return given
 
     def copy(self) -> Fusion:
@@ -193,7 +198,7 @@ class _Variant:
         self, fusion: Fusion, given: Sequence[Given | None], shapes: Sequence[tuple[int, ...]], options: CompileOptions
     ) -> None:
         self.given = given
-        self.results: WeakKeyDictionary[Program, tuple[_Result, ...]] = WeakKeyDictionary()
+        self.results: WeakKeyDictionary[Program, _Results] = WeakKeyDictionary()
         """What the outputs of a program are as DTensors, once it has run."""
         self.moved: tuple[Communication, ...] = ()
         self.torch_meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], TorchDeviceMesh] = {}
@@ -258,11 +263,12 @@ class _Variant:
         results = self.results.get(program)
         if results is None:
             parts = zip(outputs, self.made, program.domains, strict=True)
-            results = self.results[program] = tuple(self.result(x, tv, domain) for x, tv, domain in parts)
-        self.moved = _communications(entering, self.made, results)
+            found = tuple(self.result(x, tv, domain) for x, tv, domain in parts)
+            results = self.results[program] = _Results(found, _leaving(self.made, found))
+        self.moved = (*_entering(entering), *results.moved) if entering else results.moved
         if self.moved and not entering:
             self.note(program)
-        return [result.of(x) for x, result in zip(outputs, results, strict=True)]
+        return [result.of(x) for x, result in zip(outputs, results.each, strict=True)]
 
     def note(self, program: Program) -> None:
         """Note a call around which ranks exchange pieces as one of theirs, where they send nothing within."""
@@ -274,7 +280,7 @@ class _Variant:
         """Those before and after a run of ``plan``."""
         domains = {tv: t.domain for tv, t in zip(self.cache.fusion.outputs, plan.fusion.outputs, strict=True)}
         results = [self.result(None, tv, None if tv.allocation_rank else domains[tv]) for tv in self.made]
-        return _communications(entering, self.made, results)
+        return (*_entering(entering), *_leaving(self.made, results))
 
     def result(self, local: torch.Tensor | None, tv: TensorView, domain: BoundDomain | None) -> _Result:
         """What an output of ``domain`` is as a DTensor."""
@@ -332,12 +338,23 @@ def _ranks_of(arguments: Sequence[Argument]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(rank for mesh in meshes for rank in mesh.ranks))
 
 
-def _communications(
-    entering: Mapping[int, Entering], made: Sequence[TensorView], results: Sequence[_Result]
-) -> tuple[Communication, ...]:
-    found = [piece.move.communication(piece.local.dtype) for piece in entering.values()]
+def _entering(entering: Mapping[int, Entering]) -> tuple[Communication, ...]:
+    """How pieces are exchanged before a run."""
+    return tuple(piece.move.communication(piece.local.dtype) for piece in entering.values())
+
+
+def _leaving(made: Sequence[TensorView], results: Sequence[_Result]) -> tuple[Communication, ...]:
+    """How they are after it."""
     exits = [(tv, result.move) for tv, result in zip(made, results, strict=True)]
-    return (*found, *(move.communication(tv.dtype.torch) for tv, move in exits if move is not None))
+    return tuple(move.communication(tv.dtype.torch) for tv, move in exits if move is not None)
+
+
+@dataclass(frozen=True)
+class _Results:
+    """``moved``: how pieces of ``each`` are exchanged behind a run."""
+
+    each: tuple[_Result, ...]
+    moved: tuple[Communication, ...]
 
 
 @dataclass(frozen=True)

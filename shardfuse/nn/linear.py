@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
 from .fused import PLAIN
+from .refused_calls import refusing
 from .second_derivatives import Once, apply_of_c
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -32,6 +33,7 @@ class Linear(torch.nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+@refusing
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear, where weight and bias may be of another floating dtype than ``input``.
 

@@ -14,6 +14,7 @@ from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .loss import REDUCTIONS, CrossEntropyLoss, Reduction
+from .refused_calls import refusing
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -63,6 +64,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             advice = "shard classes, as Shard(-1); of row shards each rank takes its own loss, and the mean of those"
             raise PlacementError("logits", (logits,), "chunks of rows", advice)
 
+    @refusing
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -113,7 +115,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
         for name, tensor in (("x", x), ("weight", weight), ("target", target), ("bias", bias)):
             if has_dtensor((tensor,)):
-                raise refuse(name, "a DTensor", "this rank's local tensor", "pass x.to_local()")
+                is_summed = name == "x" and not self.loss.logits_placement.is_uncut
+                placed = "grad_placements=[Partial()], as each rank has a summand of its gradient" if is_summed else ""
+                raise refuse(name, "a DTensor", "this rank's local tensor", f"pass {name}.to_local({placed})")
         if x.ndim < 2:
             raise refuse("x", f"{x.ndim} dims", "2 or more", "pass rows of features")
         if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
@@ -122,6 +126,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             )
         if weight.dtype != x.dtype:
             raise refuse("weight", f"dtype {weight.dtype}", f"{x.dtype}, that of x", "cast one")
+        if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+            found = f"shape {tuple(bias.shape)} of {bias.dtype}"
+            raise refuse("bias", found, f"({weight.shape[0]},) of {weight.dtype}, a number for each class", "pass such")
         if target.shape != x.shape[:-1]:
             raise refuse(
                 "target", f"shape {tuple(target.shape)}", f"{tuple(x.shape[:-1])}, x's rows", "pass one for each"
