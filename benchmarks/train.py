@@ -7,10 +7,8 @@ whole step, forward and backward, is one CUDA graph.  Times are of steps that fo
 medians over the rounds; ``GiB``: the most memory that a step takes beyond what is allocated before it.  *GPU busy*:
 for how much of a step some kernel runs on the first rank's GPU, NCCL's included, which wait for the other ranks.
 
-A step is right where its loss is within one rounding of bfloat16 of the reference's, relatively, and its gradients are
-at most twice as far from the reference's as those of eager torch, by the norm of all of them.  The reference is the
-eager peer in the next wider dtype.  ``loss`` in a note: the largest difference from the reference's over the first
-steps of gradient descent, beside that of eager torch.
+Whether a step is right, `trained.Trained` says: its loss and gradients at the first weights and at those that the
+reference, the eager peer in the next wider dtype, has after some steps of gradient descent.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from .gpu_gaps import as_text, profiled
 from .plain_lm import PlainModel
 from .report import Row
 from .reshard import everywhere, per_call
+from .trained import Step, Trained
 from .workload import Case
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -50,30 +49,10 @@ SHAPES = {
     4096: (4, 1, 4096, 128_256),
 }
 """By dim: layers, sequences in a batch, tokens in a sequence, classes."""
-TRAINED, RATE = 50, 0.005
-"""Steps over which losses are compared, and their rate; from a rate of 0.02 on roundings grow from step to step."""
 PROFILED, GAPS = 3, 8
 """Steps of which a trace is taken, and how many of the largest gaps are printed."""
-ROUNDING = 2.0**-8
-"""Of bfloat16, relatively."""
-FARTHER = 2.0
-"""Times as far from the reference as eager torch: each rounds activations at other places."""
-
 
 Wrap = Callable[[torch.nn.Module], Callable[..., torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class Step:
-    """forward and backward, as a step has them; update: by plain gradient descent."""
-
-    model: torch.nn.Module
-    run: Callable[[], torch.Tensor]
-
-    def update(self, rate: float) -> None:
-        with torch.no_grad():
-            for p in self.model.parameters():
-                p.sub_(p.grad, alpha=rate)
 
 
 def run_train(
@@ -173,17 +152,14 @@ def _rows(sized: _Sized, rounds: int, only: Sequence[str]) -> list[Row]:
     busy = {name: _busy(step, timed[name][0], sized.device) for name, step in steps.items()}
     wider = torch.float32 if sized.dtype is torch.bfloat16 else torch.float64
     reference = Trained.of(sized.plain(dtype=wider))
-    found = {name: Trained.of(step) for name, step in steps.items()}
-    allowed = FARTHER * found[EAGER].distance(reference)
+    found = {name: Trained.of(step, reference.weights) for name, step in steps.items()}
     rows: list[Row] = []
     for name, trained in found.items():
-        is_right = everywhere(trained.is_right(reference, allowed), sized.device)
+        is_right = everywhere(trained.is_right(reference, found[EAGER]), sized.device)
         rate = sized.tokens.numel() / timed[name][0] * 1e6
         told = (
             f"{sized}; {rate:.0f} tokens/s, {memory[name] / 2**30:.2f} GiB, {busy[name]}"
-            f"loss within {trained.apart(reference):.4f} "
-            f"(eager torch {found[EAGER].apart(reference):.4f}), gradients {trained.distance(reference):.2e} apart "
-            f"({allowed:.2e} allowed)"
+            f"{trained.told(reference, found[EAGER])}"
         )
         rows.append(Row("train", f"dim {sized.dim}", name, 0, *timed[name], note="" if is_right else f"WRONG: {told}"))
         _print(f"{name}: {told}")
@@ -194,43 +170,6 @@ def _print(text: str) -> None:
     """On the first rank."""
     if dist.get_rank() == 0:
         print(text, file=sys.stderr, flush=True)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """losses: of the first steps of gradient descent.  gradients: of the first, by the plain peer's names."""
-
-    losses: tuple[float, ...]
-    gradients: dict[str, torch.Tensor]
-
-    @staticmethod
-    def of(step: Step) -> Trained:
-        losses = [step.run().item()]
-        gradients = {
-            name.replace(".", "_").removeprefix("blocks_"): getattr(p.grad, "to_local", lambda p=p: p.grad)()
-            .detach()
-            .float()
-            .clone()  # a graph's replays write over the gradients
-            for name, p in step.model.named_parameters()
-        }
-        for _ in range(TRAINED - 1):
-            step.update(RATE)
-            losses.append(step.run().item())
-        return Trained(tuple(losses), gradients)
-
-    def apart(self, other: Trained) -> float:
-        return max(abs(a - b) for a, b in zip(self.losses, other.losses, strict=True))
-
-    def distance(self, other: Trained) -> float:
-        """Relatively, by the norm of all of this rank's gradients."""
-        assert self.gradients.keys() == other.gradients.keys(), "the models have the same parameters"
-        squares = [(self.gradients[n] - g).double().square().sum() for n, g in other.gradients.items()]
-        whole = [g.double().square().sum() for g in other.gradients.values()]
-        return float((torch.stack(squares).sum() / torch.stack(whole).sum()).sqrt())
-
-    def is_right(self, reference: Trained, allowed: float) -> bool:
-        first, wanted = self.losses[0], reference.losses[0]
-        return abs(first - wanted) <= ROUNDING * abs(wanted) and self.distance(reference) <= allowed
 
 
 def _captured(name: str, step: Step) -> Step | None:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from forked_ranks import Server, rank_variables
 from process_environment import environment
 
 SCRIPT = Path(__file__).with_name("exchange_ranks.py")
-PATIENCE = 150.0
+PATIENCE = 280.0
 """Seconds that all ranks have, which print their stacks long before."""
 
 
@@ -52,3 +53,13 @@ def outcome(
             process.kill()
             process.wait()
     return codes, [file.read_text() for file in files], ended
+
+
+def forked(server: Server, case: str, directory: Path, *, ranks: int = 2) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of ranks on the CPU that ``server`` has of this script: they have nothing to import."""
+    shared = {"LOCAL_WORLD_SIZE": f"{ranks}", "SHARDFUSE_EXCHANGE": "symmetric"}
+    variables = [env | shared | {"LOCAL_RANK": env["RANK"]} for env in rank_variables(ranks)]
+    started = [server.start([case], env, directory) for env in variables]
+    deadline = time.monotonic() + PATIENCE
+    codes = [rank.wait(max(deadline - time.monotonic(), 1.0)) for rank in started]
+    return codes, [rank.output.read_text() + rank.errors.read_text() for rank in started]

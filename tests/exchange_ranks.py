@@ -1,5 +1,7 @@
 """What each rank does where ranks exchange inside of kernels, as processes: `python exchange_ranks.py CASE`.
 
+Without a case it serves ranks on the CPU, which are forked from it (`forked_ranks.py`).
+
 Prints `fault SECONDS` (since the epoch) where a rank does what it should not; and after which seconds it has come how
 far, and the stacks of its threads where it takes longer than it should.
 """
@@ -20,9 +22,15 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+if __name__ == "__main__" and len(sys.argv) < 2:
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
+from exchange_alone import CASES
 from exchange_cases import PARTIAL, define, expected, inputs, piece, piece_of_output
 from exchange_streams import run_beside_graphs, run_beside_groups
+from forked_ranks import serve
+from patched_once import patched_once
+from triton.runtime import interpreter
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, initialize
@@ -282,6 +290,11 @@ def main(case: str) -> None:
         finalize()
         hosts()
         return
+    if case in CASES:
+        CASES[case](context)
+        say("done")
+        finalize()
+        return
     if case in ("graphs", "groups"):
         if case == "graphs":
             run_beside_graphs(context, REPLAYS // (SHARED if context.backend == "gloo" else 1), say)
@@ -318,4 +331,8 @@ def main(case: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if len(sys.argv) < 2:
+        interpreter._patch_lang = patched_once(interpreter._patch_lang)
+    given = sys.argv[1:] or serve()
+    if given:
+        main(given[0])

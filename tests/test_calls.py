@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -17,13 +18,13 @@ from ranks import run_ranks
 from torch.distributed import HashStore
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor import agreement
 from shardfuse.executor.turns import Turn
 from shardfuse.mesh import process
 from shardfuse.mesh.board import Board, Record
-from shardfuse.mesh.calls import Call, Ledger, Ledgers, Told
+from shardfuse.mesh.calls import FAILED_RUN, Call, Ledger, Ledgers, Told
 from shardfuse.mesh.collective_waits import CollectiveWait
 from shardfuse.mesh.rendezvous import ProcessIdentity
 from shardfuse.rank_errors import ThreadsError
@@ -434,6 +435,45 @@ def test_what_is_run_is_counted(how: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     both = threading.Barrier(2)
     assert run_ranks(2, run) == [1 if how == "refused" else 2] * 2
+
+
+def test_a_run_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind its call, which others have made as well."""
+    guards = [Guard(rank) for rank in range(2)]
+    monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
+
+    def run(rank: int, size: int) -> list[Call]:
+        with FusionDefinition() as fd:
+            x, at = fd.define_tensor([4, 4]), fd.define_tensor([1], dtype=DataType.Int)
+            fd.add_output(fd.ops.sum(fd.ops.index_select(x, at, 1), [0]))
+            x.set_device_mesh(DeviceMesh(list(range(size))))
+            x.outer_split(0, size)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        ledger = process.ledger_of((0, 1))
+        assert ledger is not None
+        for index in (1, 9, 1):  # of 4, which the CPU looks at, on both
+            with pytest.raises(IndexError) if index == 9 else nullcontext():
+                fd.execute([torch.ones(2, 4), torch.tensor([index])])
+        return list(ledger.calls)
+
+    for called in run_ranks(2, run):
+        assert [call is FAILED_RUN for call in called] == [False, False, True, False]
+
+
+def test_a_rank_that_fails_and_goes_on_with_the_next_run_is_found() -> None:
+    """Of the same program, as in a training loop: else it would be one run ahead of the others for ever."""
+    ranks, (step, *_) = Ranks(), PROGRAMS
+    for rank in TEAM:
+        for turn in range(3):
+            ranks.call(rank, step)
+            if (rank, turn) == (1, 1):
+                ranks.call(rank, FAILED_RUN)
+    for _ in range(4):
+        for rank in TEAM:
+            ranks.look(rank)
+    assert set(ranks.errors) == set(TEAM)
+    assert all("call 3 of ranks [0, 1, 2]" in str(error) for error in ranks.errors.values())
+    assert all("has failed on this rank" in str(error) for error in ranks.errors.values())
 
 
 @pytest.mark.parametrize("what", ["nothing", "a seed", "digests", "pieces"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compile_graphs import calls_in, check, graph_of, listed, regions_in
+from compile_graphs import assert_near, calls_in, check, graph_of, listed, regions_in
 
 from shardfuse.compile import graph_pass
 from shardfuse.compile.graph_pass import hand_over
@@ -283,6 +283,60 @@ def test_one_element_of_a_row_has_its_dtype(
     assert torch.equal(mine.nan_to_num(), right.nan_to_num())
     if right.is_floating_point():
         assert torch.equal(mine.nan_to_num().signbit(), right.nan_to_num().signbit())
+
+
+@pytest.mark.parametrize("casts", [(torch.bfloat16,), (torch.bfloat16, torch.float32), (torch.float16, torch.float64)])
+@pytest.mark.parametrize("scale", [[0.1, 1e-3, 3.0, 70000.0, 1.0], [float("inf"), float("nan"), -0.0, 1e-30, -2.0]])
+def test_casts_behind_one_element_of_a_row_round_it(casts: tuple[torch.dtype, ...], scale: list[float]) -> None:
+    """The gradient of a loss under autocast is rounded to 16 bits and cast back before its rows are summed."""
+
+    def f(labels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        rows = picked(labels, scale)[1]
+        for dtype in casts:
+            rows = prims.convert_element_type.default(rows, dtype)
+        return aten.sum.dim_IntList(rows, [1], True)
+
+    given = [LABELS, torch.tensor(scale)]
+    gm = graph_of(f, given)
+    regions_in(gm)
+    (call,) = gm.graph.find_nodes(op="call_function", target=REGION)
+    assert "fd.ops.sum" not in str(call.args[0])
+    (mine,), right = listed(gm(*given)), f(*given)
+    assert mine.dtype == right.dtype
+    assert torch.equal(mine.isnan(), right.isnan())
+    assert torch.equal(mine.nan_to_num(), right.nan_to_num())
+
+
+def test_a_cast_to_integers_behind_one_element_is_summed_as_it_is() -> None:
+    def f(labels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        rows = prims.convert_element_type.default(picked(labels, scale)[1], torch.int64)
+        return aten.sum.dim_IntList(rows, [1])
+
+    check(f, [LABELS, torch.tensor([0.1, 1e3, -7.0, 2.0, 1.0])])
+    assert "fd.ops.sum" in texts(f, LABELS, numbers(5))[0]
+
+
+def test_the_padded_gradient_of_a_loss_under_autocast_is_one_kernel() -> None:
+    """With the head's bias: the logits are read once, their gradient is stored once, padded, and summed on the way."""
+
+    def f(
+        logits: torch.Tensor, sums: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, w: torch.Tensor
+    ) -> object:
+        grad = prims.convert_element_type.default(picked(labels, scale)[1], torch.bfloat16).float()
+        chance = (logits.float() - sums).bfloat16().float().exp()
+        y = (grad - chance * grad.sum(-1, keepdim=True)).bfloat16()
+        pad = aten.constant_pad_nd.default(y, [0, 1])
+        turned = aten.constant_pad_nd.default(y.permute(1, 0), [0, 0, 0, 1])
+        return pad @ w, turned @ w[:5], y.sum(0)
+
+    logits = numbers(5, 7).bfloat16()
+    given = [logits, logits.float().logsumexp(-1, keepdim=True), LABELS, numbers(5).abs(), numbers(8, 4).bfloat16()]
+    gm = graph_of(f, given)
+    (found,) = regions_in(gm)
+    stored = 2 * logits.nbytes + 2 * 5 * 1 + 4 * 5 * 2 + 8 * 5 + 2 * 8  # padded by one, statistics, labels, sums
+    assert (found.kernels, found.bytes) == (1, stored)
+    for mine, right in zip(listed(gm(*given)), listed(f(*given)), strict=True):
+        assert_near(mine, right.double(), right, n=2)
 
 
 def test_a_fraction_that_fills_integers_counts_as_they_do() -> None:

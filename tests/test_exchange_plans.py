@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -231,16 +232,21 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMesh]:
     dist.destroy_process_group()
 
 
+def promised(plan: Plan, rank: int = 0) -> list[str]:
+    """What the ``rank`` of a program of ranks 0 and 1 compares with the other."""
+    return promises(plan, BoundCall((), Bound({}, {}, CPU), {}, {}, rank, (0, 1), ""))
+
+
 def test_kernels_of_the_same_ranks_share_slots(fake: FakeMesh) -> None:
     """A larger one has others made, which smaller ones leave alone."""
     small, other, large = (
         plan_of(define(kind, 8192, 2, BF16), rows) for kind, rows in (("rms_norm", 8), ("softmax", 100), (PARTIAL, 8))
     )
-    assert promises(small)[-1] == promises(other)[-1] == "segment 0 exchanges words at 0"
+    assert promised(small)[-1] == promised(other)[-1] == "segment 0 exchanges words at 0"
     assert fake.arena.used == 1 << 13
     assert slots_of(kernel_of(large)) > 1 << 16
-    assert promises(large)[-1] == f"segment 0 exchanges words at {1 << 13}"
-    assert promises(small)[-1] == "segment 0 exchanges words at 0"
+    assert promised(large)[-1] == f"segment 0 exchanges words at {1 << 13}"
+    assert promised(small)[-1] == "segment 0 exchanges words at 0"
     kernel = kernel_of(large)
     region = symmetric_slots.region_of(kernel)
     assert (region.words, region.ranks) == (fake.arena.used - (1 << 13), (0, 1))
@@ -256,7 +262,7 @@ def test_rows_that_change_in_every_call_take_less_memory_than_four_times_the_mos
         for rows in (*range(1, 3000, 97), 20000):
             plan = plan_of(define(kind, 512, 2, BF16), rows)
             assert symmetric_slots.room([kernel_of(plan)]) is None
-            promises(plan)
+            promised(plan)
     assert fake.arena.used < 2 * 2 * slots_of(kernel_of(plan))
 
 
@@ -397,8 +403,42 @@ def test_a_kernel_that_does_not_compile_is_tried_once_for_all_definitions(agreei
     assert agreeing.fake.arena.regions == {}
 
 
-def test_tensors_of_a_rank_on_another_gpu_have_all_ranks_use_collectives(agreeing: Agreeing) -> None:
+def test_a_rank_without_memory_for_a_table_has_decided_nothing(
+    agreeing: Agreeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails while the others wait to know how much it has handed out, so that all fail, and ask again."""
+    plan, arena, make = plan_of(define("rms_norm", 8192, 2, BF16), 8), agreeing.fake.arena, symmetric_slots.made_to_last
+
+    def refuse(make: object, device: torch.device) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(symmetric_slots, "made_to_last", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        agreeing.bind(plan, "a")
+    assert (agreeing.texts, arena.used, arena.regions, arena.decided) == ([], 0, {}, {})
+    monkeypatch.setattr(symmetric_slots, "made_to_last", make)
+    agreeing.theirs = 160
+    assert agreeing.bind(plan, "a") is plan
+    assert [region.offset for region in arena.regions.values()] == [160]
+    assert list(arena.decided.values()) == [None]
+    monkeypatch.setattr(symmetric_slots, "made_to_last", refuse)  # its slots are there
+    assert promised(plan)[-1] == "segment 0 exchanges words at 160"
+
+
+def test_a_rank_on_none_of_the_meshes_has_no_slots(agreeing: Agreeing) -> None:
+    """It calls the program as the others do, and gets nothing of it."""
+    plan, arena = plan_of(define("rms_norm", 8192, 2, BF16), 8), agreeing.fake.arena
+    call, options = BoundCall((), Bound({}, {}, CPU), {}, {}, 2, (0, 1), "a"), CompileOptions("triton")
+    exchanges.agree_on_memory(call, options, lambda: plan, agreeing._build, nullcontext())
+    assert promised(plan, rank=2) == []
+    assert (agreeing.texts, arena.used, arena.regions) == ([], 0, {})
+
+
+def test_tensors_of_a_rank_on_another_gpu_have_all_ranks_use_collectives(
+    agreeing: Agreeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
+    monkeypatch.setattr(exchanges, "tables_for", lambda plans: {})
     agreeing.fake.arena.device = own = torch.device("cuda", 0)
     agreeing.theirs = exchanges._NOWHERE
     told = "none: tensors of some rank are on another device than the one that shares memory"
@@ -584,7 +624,7 @@ class FakeDriver:
     """Memory of two GPUs; ``fails``: what the rank whose GPU has this index cannot do."""
 
     def __init__(self, fails: dict[int, str]) -> None:
-        self.fails, self.closed = fails, list[int]()
+        self.fails, self.closed, self.zeroed = fails, list[int](), list[int]()
 
     def allocate(self, device: int, size: int) -> int:
         self.check(device, "allocate")
@@ -592,6 +632,7 @@ class FakeDriver:
 
     def zero(self, address: int, size: int) -> None:
         assert size == symmetric.ARENA_BYTES
+        self.zeroed.append(address)
 
     def exported(self, address: int) -> bytes:
         return address.to_bytes(2, "big")
@@ -693,6 +734,26 @@ def test_ranks_that_share_a_gpu_exchange_where_they_are_asked_to(monkeypatch: py
     gpus = [torch.device("cuda", 0)] * 2
     assert opened(("auto", "auto"), gpus, monkeypatch) == ["rank 0 and rank 1 share a GPU"] * 2
     assert opened(("symmetric", "symmetric"), gpus, monkeypatch) == ["", ""]
+
+
+def test_memory_is_zeroed_once_no_kernel_of_an_earlier_world_stores_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has given up is in the next world while a kernel of the one that it waited for runs."""
+    driver, zeros, seen = FakeDriver({}), torch.zeros, list[int]()
+
+    def end_of_kernels(device: torch.device) -> None:
+        if device.index == 1:
+            time.sleep(0.2)
+            seen.append(len(driver.zeroed))
+
+    monkeypatch.setattr(symmetric, "peer_memory", driver)
+    monkeypatch.setattr(torch.cuda, "synchronize", end_of_kernels)
+    for name, value in (("device_count", 2), ("can_device_access_peer", True)):
+        monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, device, pin_memory: zeros(*sizes, dtype=dtype))
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", "132"))
+    assert opened(("symmetric", "symmetric"), [torch.device("cuda", k) for k in range(2)], monkeypatch) == ["", ""]
+    assert (seen, sorted(driver.zeroed)) == ([0], [1000, 1001])
 
 
 def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:

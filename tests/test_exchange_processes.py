@@ -7,24 +7,51 @@ the arena, the slots that ranks agree on, the numbers of launches, the waits, an
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from exchange_processes import outcome
+import pytest
+from exchange_processes import SCRIPT, forked
+from forked_ranks import Server
 
 
-def test_ranks_have_what_they_have_together(tmp_path: Path) -> None:
-    codes, texts, _ = outcome("few", tmp_path, ranks=3)
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server(SCRIPT)
+    yield made
+    made.close()
+
+
+def test_ranks_have_what_they_have_together(server: Server, tmp_path: Path) -> None:
+    codes, texts = forked(server, "few", tmp_path, ranks=3)
     assert codes == [0, 0, 0], "\n".join(texts)
 
 
-def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(tmp_path: Path) -> None:
+def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_path: Path) -> None:
     """Of two of four ranks, of lines of a mesh of two dimensions, and of one host of two."""
-    codes, texts, _ = outcome("meshes", tmp_path, ranks=4)
+    codes, texts = forked(server, "meshes", tmp_path, ranks=4)
     assert codes == [0, 0, 0, 0], "\n".join(texts)
 
 
-def test_a_rank_that_waits_in_a_kernel_for_one_that_was_killed_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["short_alone", "anew", "threads", "programs"])
+def test_all_ranks_go_on(case: str, server: Server, tmp_path: Path) -> None:
+    """``exchange_alone.py`` says with what."""
+    ranks = 4 if case == "programs" else 2
+    codes, texts = forked(server, case, tmp_path, ranks=ranks)
+    assert codes == [0] * ranks, "\n".join(texts)
+
+
+def test_a_rank_that_fails_alone_and_goes_on_is_named(server: Server, tmp_path: Path) -> None:
+    """Its next launch has the number of the one that it has not made: results would be those of two batches."""
+    codes, texts = forked(server, "skip", tmp_path)
+    assert codes == [1, 1], "\n".join(texts)
+    for text in texts:
+        assert re.search("ranks .0, 1. the ranks do not run the same program", text), text
+        assert "rank 1 has `(the run of the program before has failed on this rank" in text
+
+
+def test_a_rank_that_waits_in_a_kernel_for_one_that_was_killed_ends(server: Server, tmp_path: Path) -> None:
     """Long before the end of the wait: its watchdog goes on while the kernel waits."""
-    codes, texts, _ = outcome("kill", tmp_path)
+    codes, texts = forked(server, "kill", tmp_path)
     assert codes == [1, -9], "\n".join(texts)
     assert re.search(r"^shardfuse: rank 0: rank 1 ended without a word", texts[0], re.MULTILINE), texts[0]

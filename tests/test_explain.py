@@ -13,6 +13,7 @@ from thread_check import Placement, X, Y, shard, world_mesh
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.errors import NoPlanError
+from shardfuse.executor.steps import Call, Start
 from shardfuse.executor.storage import freed
 from shardfuse.mesh import ParallelType
 from shardfuse.passes import PASSES
@@ -237,6 +238,18 @@ def test_a_plan_is_the_same_for_every_hash_seed(seed: str) -> None:
 
 
 def test_what_nobody_reads_is_freed_where_it_is_made() -> None:
-    lines = ["T1, T2, done = start(collective_0, T0)", "(T3,) = torch_1(T1)", "wait(done, T1)", "T4 = view_2(T3)"]
-    found = freed(lines, ["T4"])
-    assert found == [lines[0], "del T2", lines[1], lines[2], "del T1, done", lines[3], "del T3"]
+    steps = [
+        Start(Call(("T1", "T2"), "collective_0", len, ("T0",)), "done"),
+        Call(("T3",), "torch_1", len, ("T1",)),
+        Call((), "wait", None, ("done", "T1")),
+        Call(("T4",), "view_2", len, ("T3",)),
+    ]
+    assert list(map(str, freed(steps, ["T4"]))) == [
+        "T1, T2, done = start(collective_0, T0)",
+        "del T2",
+        "T3 = torch_1(T1)",
+        "wait(done, T1)",
+        "del T1, done",
+        "T4 = view_2(T3)",
+        "del T3",
+    ]

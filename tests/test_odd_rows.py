@@ -15,6 +15,7 @@ from segments import layout_of, rms_norm
 
 from shardfuse.codegen import generate
 from shardfuse.codegen.lagged_rows import OddLate
+from shardfuse.codegen.statements import rendered
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import persistent
@@ -53,7 +54,7 @@ def test_each_element_is_read_and_written_once(columns: int, members: int) -> No
     x, weight = e.plan.segment.inputs
     (out,) = e.plan.segment.outputs
     e.begin()
-    lines = [re.sub(r"\.to\(tl\.\w+\)", "", line).strip() for line in e.head.lines]
+    lines = [re.sub(r"\.to\(tl\.\w+\)", "", line).strip() for line in rendered(e.head.statements)]
     chunks = e.tile.chunks()
     written = np.zeros(ROWS * columns, int)
     for row in range(ROWS):

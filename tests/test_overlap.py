@@ -19,7 +19,7 @@ from thread_check import X, check_on_threads, shard, world_mesh
 
 from shardfuse import DataType, FusionDefinition, simulate
 from shardfuse.device.record import H200
-from shardfuse.executor import program, streams
+from shardfuse.executor import host_program, streams
 from shardfuse.executor.timeline import Span, Timeline
 from shardfuse.segments import overlap as rule
 from shardfuse.segments.overlap import HIDDEN_US, overlap
@@ -241,7 +241,7 @@ def test_random_fusions_wait_before_they_read(monkeypatch: pytest.MonkeyPatch) -
         slow.append(SlowCollectives())
         return slow[-1].start, slow[-1].wait
 
-    monkeypatch.setattr(program, "start_and_wait", start_and_wait)
+    monkeypatch.setattr(host_program, "start_and_wait", start_and_wait)
     by_world: dict[int, list] = {}
     for seed in range(150):
         world, case = random_case(seed)

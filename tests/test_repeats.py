@@ -15,8 +15,20 @@ import shardfuse
 from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh
 from shardfuse.errors import ShardfuseError
-from shardfuse.executor import host_program
+from shardfuse.executor import program
 from shardfuse.executor.cache import LRUCache
+from shardfuse.executor.steps import (
+    Bring,
+    Call,
+    Communicate,
+    Guard,
+    LaunchKernel,
+    Over,
+    Rename,
+    Return,
+    Start,
+    Step,
+)
 from shardfuse.executor.storage import only_addressed
 from shardfuse.frontend.executor_cache import PROGRAMS, FusionExecutorCache
 from shardfuse.frontend.repeat import Repeat
@@ -113,20 +125,26 @@ def test_gate_and_up_have_their_gradient_in_one_tensor_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "is_address"),
+    ("step", "is_address"),
     [
-        ("collective_0(queue, T1, T2)", True),
-        ("kernel_0_0(stream, T0, T1)", True),
-        ("if current_device() != 0: return on_device(program, T1)", True),
-        ("T2 = view_0(T1)", False),
-        ("T2 = collective_0(T1)", False),
-        ("own_T1, = own((T1,), (T0,))", False),
-        ("return (T1, )", False),
-        ("return (T10, )", True),
+        (Communicate("collective_0", len, ("T1", "T2")), True),
+        (LaunchKernel("kernel_0_0", len, ("T0", "T1")), True),
+        (Guard(0, ("T1",)), True),
+        (Over("T2", "T1", (4,), (1,)), True),
+        (Call(("T2",), "view_0", len, ("T1",)), False),
+        (Start(Call(("T2",), "collective_0", len, ("T1",)), "done_0"), False),
+        (Call(("own_T1",), "own", len, ("T1", "T0"), gives_list=True), False),
+        (Call((), "copy_all", len, (("T1",), ("T0",))), False),
+        (Bring("T1", "T1", torch.device("cuda")), False),
+        (Rename("T2", "T1", "contiguous()"), False),
+        (Return(("T1",)), False),
+        (Return((Call((), "no_view", len, ("T1",)),)), False),
+        (Return(("T10",)), True),
     ],
+    ids=str,
 )
-def test_lines_that_take_an_address(line: str, is_address: bool) -> None:
-    assert only_addressed("T1", [line]) == is_address
+def test_steps_that_take_an_address(step: Step, is_address: bool) -> None:
+    assert only_addressed("T1", [step]) == is_address
 
 
 def test_super_of_a_module_is_one_instruction() -> None:
@@ -156,7 +174,7 @@ def test_the_script_of_a_repeat_that_fails_has_the_shapes_of_its_definition(monk
     def fail(self: object, arguments: list[torch.Tensor]) -> None:
         raise RuntimeError(f"planted, of {arguments[0].ndim} dims")
 
-    monkeypatch.setattr(host_program, "only_addressed", lambda name, lines: True)
+    monkeypatch.setattr(program, "only_addressed", lambda name, steps: True)
     monkeypatch.setattr(Repeat, "__call__", fail)
 
     def run(rank: int, size: int) -> str:

@@ -41,7 +41,8 @@ def test_programs_of_a_multiprocessor_follow_from_registers_and_shared_memory() 
     (kernel,) = kernels_of(["rms_norm 4096x65536:float32"])
     found = resources_of(kernel.plan)
     assert found.programs == H200.registers // (4 * 32 * -(-found.registers // 8) * 8)
-    small = replace(kernel.plan, device=replace(H200, shared_bytes=found.shared_bytes))
+    space = replace(kernel.plan.space, device=replace(H200, shared_bytes=found.shared_bytes))
+    small = replace(kernel.plan, space=space)
     assert resources_of(small).programs == 1
 
 

@@ -13,6 +13,7 @@ from thread_check import Case, X, Y, check_on_threads, shard, world_mesh
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import ScheduleError, ShardingError
+from shardfuse.executor.steps import Cut
 from shardfuse.ir.tensor_view import TensorView
 
 S = ParallelType.stream
@@ -421,3 +422,16 @@ def test_chunks_that_read_no_tensor(world: int) -> None:
         return fd
 
     check_on_threads(world, [Case(define(is_counted), [values(8, 6)]) for is_counted in (True, False)])
+
+
+def test_the_addresses_of_chunks_are_those_of_their_views() -> None:
+    """Which of the two a program on a GPU takes is decided when its steps are complete."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 16], contiguity=True)
+        fd.add_output(fd.ops.relu(x))
+    stream(x, 0, 3)
+    builder = fd.fec._builder(fd.fec._prepare("key", [torch.zeros(12, 16)], {}, None))
+    (cut,) = (step for step in builder.steps if isinstance(step, Cut))
+    views = cut.cut(torch.zeros(12, 16))
+    assert len(views) == len(cut.parts) == 3
+    assert cut.offsets == tuple(v.data_ptr() - views[0].data_ptr() for v in views) == (0, 256, 512)

@@ -7,20 +7,16 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Statistic
 from ..schedulers.limits import power_of_two
-from .accumulators import Accumulator, accumulator, accumulators
+from .accumulators import Accumulator, accumulators
 from .emitter import Emitter
-from .group_exchange import exchange_helpers, exchange_lines, prefetch_next
+from .group_exchange import prefetch_next, write_team_exchange
 from .mesh_exchange import write_exchange
 from .misaligned import Aligned
 from .packed import Packed
 from .running_statistics import (
-    accumulate,
-    across_blocks,
     across_lanes,
     across_members,
-    combined,
     counts_lanes,
     give,
     held,
@@ -56,7 +52,7 @@ def write_unrolled(e: Emitter) -> None:
         for chunk in chunks:
             for tensor in wanted:
                 e.value(tensor, chunk)
-        _finish(e, ((expr, _combined(e, expr, chunks)) for expr in reductions))
+        _finish(e, ((expr, held(e, expr, chunks)) for expr in reductions))
         e.out.paragraph()
     for tensor in e.plan.segment.outputs:
         for chunk in chunks if e.space.has_r(tensor) else chunks[: len(e.tile.pieces)]:
@@ -91,7 +87,7 @@ def write_packed(e: Packed) -> None:
             e.renew()
         e.out.paragraph()
         _write_invariant(e, [x.tensors[0] for x in reductions], chunks[0])
-        _finish(e, ((expr, _combined(e, expr, chunks)) for expr in reductions))
+        _finish(e, ((expr, held(e, expr, chunks)) for expr in reductions))
     e.renew()
     e.out.paragraph()
     write_last_phase(e, chunks)
@@ -106,9 +102,7 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
     outputs = e.plan.segment.outputs
     per_row = [t for t in outputs if not e.space.has_r(t)]
     for chunk in chunks[: len(e.tile.pieces)]:
-        e.load_needed(per_row, chunk)
-        for tensor in per_row:
-            e.value(tensor, chunk)
+        e.make(per_row, chunk)
         _write_invariant(e, outputs, chunk)
         for tensor in per_row:
             e.store(tensor, chunk)
@@ -117,9 +111,7 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
         e.out.paragraph()
         if isinstance(e, Packed):
             e.read_ahead(rows, chunks[k : k + 2])
-        e.load_needed(rows, chunk)
-        for tensor in rows:
-            e.value(tensor, chunk)
+        e.make(rows, chunk)
         for tensor in rows:
             e.store(tensor, chunk)
 
@@ -138,29 +130,19 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
             e.add_up([(expr, texts[0]) for expr, texts in parts])
             return
     for expr, texts in parts:
-        if isinstance(expr.op, Statistic):
-            give(e, expr, texts)
-        else:
-            acc = accumulator(expr)
-            e.use(acc.helper)
-            e.give(expr.output, acc, texts[0])
+        give(e, expr, texts)
 
 
 def _exchange(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> None:
     """All reductions of a phase at once."""
     if not parts:
         return
-    words = _named(e, parts)
-    lines, whole = exchange_lines(e.plan, words, e.tile.exchanged)
-    e.helpers |= exchange_helpers(e.plan, len(words), e.tile.exchanged, e.turns, interpret=e.interpret)
-    for line in lines:
-        e.out.line(line)
-    take_whole(e, [expr for expr, _ in parts], whole)
+    take_whole(e, [expr for expr, _ in parts], write_team_exchange(e, _named(e, parts)))
 
 
 def parts_of(e: Emitter, reductions: Sequence[Expr], chunks: list[Chunk]) -> list[tuple[DataType, str]]:
     """What this member has of ``reductions``, its part of the row being in registers: type and name of each number."""
-    return _named(e, [(expr, _combined(e, expr, chunks)) for expr in reductions])
+    return _named(e, [(expr, held(e, expr, chunks)) for expr in reductions])
 
 
 def _named(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> list[tuple[DataType, str]]:
@@ -180,11 +162,7 @@ def take_whole(e: Emitter, reductions: Sequence[Expr], whole: Sequence[str]) -> 
     remaining = iter(whole)
     for expr in reductions:
         texts = [of_members(e, acc, next(remaining)) for acc in accumulators(expr)]
-        if isinstance(expr.op, Statistic):
-            give(e, expr, across_members(e, expr, texts))
-        else:
-            acc = accumulator(expr)
-            e.give(expr.output, acc, acc.reduced(texts[0], 0))
+        give(e, expr, across_members(e, expr, texts))
 
 
 def of_members(e: Emitter, acc: Accumulator, text: str) -> str:
@@ -192,22 +170,6 @@ def of_members(e: Emitter, acc: Accumulator, text: str) -> str:
     members = e.schedule.members
     lanes = power_of_two(members)
     return text if lanes == members else f"tl.where(tl.arange(0, {lanes}) < {members}, {text}, {acc.neutral})"
-
-
-def _combined(e: Emitter, expr: Expr, chunks: list[Chunk]) -> tuple[str, ...]:
-    """What this program has of ``expr``.
-
-    Chunks are combined lane by lane: one reduction across the lanes is left, which does not grow with the row.
-    """
-    if isinstance(expr.op, Statistic):
-        return held(e, expr, chunks)
-    acc = accumulator(expr)
-    blocks: list[str] = []
-    for piece in e.tile.pieces:
-        own = [c for c in chunks if c.piece == piece]
-        texts = (e.combine(expr, e.value(expr.tensors[0], chunk), chunk) for chunk in own)
-        blocks.append(combined(e, acc, f"{expr.output}_acc{piece.suffix}", texts))
-    return (across_blocks(e, str(expr.output), acc, blocks),)
 
 
 def write_loops(e: Emitter) -> None:
@@ -226,9 +188,7 @@ def write_loops(e: Emitter) -> None:
             walk += 1
     per_row = [t for t in outputs if not e.space.has_r(t)]
     for chunk in chunks:
-        e.load_needed(per_row, chunk)
-        for tensor in per_row:
-            e.value(tensor, chunk)
+        e.make(per_row, chunk)
     e.out.paragraph()
     for chunk in chunks:
         for tensor in per_row:
@@ -249,7 +209,7 @@ def _write_loop(
         turns = [replace(c, is_masked=False) for c in chunks]  # the rest is a turn of its own: lanes need no counts
     for chunk in turns:
         for expr in reductions:
-            _write_start(e, expr, chunk)
+            write_start(e, expr, chunk)
     if isinstance(e, Aligned):
         e.begin(chunks[0])
         _write_aligned(e, reductions, chunks)
@@ -261,28 +221,24 @@ def _write_loop(
     if backwards:
         e.out.line(f"back = {_last_start(e, first, last)}")
     step = "step" if backwards else "start"
-    e.out.line(f"for {step} in tl.range({first}, {last}, {e.schedule.reduced}, num_stages={e.schedule.launch.stages}):")
-    e.out.depth += 1
-    if backwards:
-        e.out.line("start = back - step")
-    _write_turn(e, reductions, stored, turns, "start")
-    e.out.depth -= 1
+    with e.out.loop(step, first, last, e.schedule.reduced, e.schedule.launch.stages):
+        if backwards:
+            e.out.line("start = back - step")
+        _write_turn(e, reductions, stored, turns, "start")
     if turns is not chunks:
         _write_turn(e, reductions, stored, chunks, "whole")
-    _finish(e, ((expr, _across_lanes(e, expr)) for expr in reductions))
+    _finish(e, ((expr, across_lanes(e, expr)) for expr in reductions))
 
 
 def _write_aligned(e: Aligned, reductions: list[Expr], chunks: Sequence[Chunk]) -> None:
     """Every turn is masked: the first holds elements before the row, the last some behind it."""
     chunks = [replace(c, is_masked=True) for c in chunks]
     block, e.is_whole = e.schedule.reduced, True
-    e.out.line(f"for start in tl.range(0, whole, {block}, num_stages={e.schedule.launch.stages}):")
-    e.out.depth += 1
-    _write_turn(e, reductions, [], chunks, "start")
-    e.out.depth -= 1
+    with e.out.loop("start", "0", "whole", block, e.schedule.launch.stages):
+        _write_turn(e, reductions, [], chunks, "start")
     e.is_whole = False
     _write_turn(e, reductions, [], chunks, "whole")
-    _finish(e, ((expr, _across_lanes(e, expr)) for expr in reductions))
+    _finish(e, ((expr, across_lanes(e, expr)) for expr in reductions))
 
 
 def _write_invariant(e: Emitter, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
@@ -298,7 +254,7 @@ def _write_turn(
     """What a loop does with the block that begins at ``start``."""
     wanted = [*(x.tensors[0] for x in reductions), *stored]
     e.reads_r = False
-    at, chunks = len(e.out.lines), [replace(c, turn=start) for c in chunks]
+    at, chunks = len(e.out.statements), [replace(c, turn=start) for c in chunks]
     lines = [f"r = {start} + c", *([f"r_mask = r < {R_SIZE}"] if chunks[0].is_masked else [])]
     for line in e.index_lines(start) if isinstance(e, Aligned) and chunks[0].is_masked else lines:
         e.out.line(line)
@@ -308,19 +264,12 @@ def _write_turn(
         for tensor in wanted:
             e.value(tensor, chunk)
         for expr in reductions:
-            _take_in(e, expr, chunk, start)
+            write_take_in(e, expr, chunk, start)
         for tensor in stored:
             e.store(tensor, chunk)
     if not (e.reads_r or chunks[0].is_masked):
-        del e.out.lines[at]
+        del e.out.statements[at]
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
-
-
-def _write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
-    if isinstance(expr.op, Statistic):
-        write_start(e, expr, chunk)
-    else:
-        e.out.line(f"{expr.output}_acc{chunk.piece.suffix} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
 
 
 def _last_start(e: Emitter, first: str, last: str) -> str:
@@ -332,21 +281,3 @@ def _last_start(e: Emitter, first: str, last: str) -> str:
     if first == "0":
         return f"(tl.cdiv({last}, {block}) - 1) * {block}"
     return f"{first} + {first} + (tl.cdiv({last} - {first}, {block}) - 1) * {block}"
-
-
-def _take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str) -> None:
-    if isinstance(expr.op, Statistic):
-        write_take_in(e, expr, chunk, start)
-        return
-    acc = accumulator(expr)
-    e.use(acc.helper)
-    accumulate(
-        e, acc, f"{expr.output}_acc{chunk.piece.suffix}", e.combine(expr, e.value(expr.tensors[0], chunk), chunk)
-    )
-
-
-def _across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
-    if isinstance(expr.op, Statistic):
-        return across_lanes(e, expr)
-    blocks = [f"{expr.output}_acc{piece.suffix}" for piece in e.tile.pieces]
-    return (across_blocks(e, str(expr.output), accumulator(expr), blocks),)

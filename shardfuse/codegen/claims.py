@@ -28,6 +28,7 @@ from ..schedulers.rank_exchange import LEFT_FREE
 from .group_exchange import MAILBOX
 from .mesh_exchange import SLOTS
 from .source import KernelSource
+from .statements import Branch, Loop, Statement, While
 
 ROOM, FIRST = "room", "first"
 """Arguments: multiprocessors that programs which claim their numbers may be on, those with the least numbers; and the
@@ -103,53 +104,51 @@ def within(source: KernelSource, exchange: RankExchange, multiprocessors: int) -
     return [replace(source, grid=min(most, source.grid - k), integers=(*others, k)) for k in firsts]
 
 
-def loop_lines(body: Sequence[str], rows: str, index: Sequence[str], exchange: RankExchange) -> list[str]:
+def program_loops(body: Sequence[Statement], rows: str, exchange: RankExchange) -> list[Statement]:
     """``body`` for each block of rows of the program in turn; then it has seen this launch.
 
-    ``rows``: text of the number of blocks, "" for a single one.  ``index``: lines that make x of ``row``.
+    ``rows``: text of the number of blocks, "" for a single one.
     """
-    lines = [*(line.removeprefix("    ") for line in _in_rows(body, rows, index, exchange))]
-    lines = _in_programs(lines, rows, exchange)
+    statements = _in_programs(_in_rows(body, rows, exchange), rows, exchange)
     if not exchange.is_in_rows or exchange.is_claimed:
-        lines += _counted(exchange)
-    return ["", *(f"    {line}" if line else "" for line in lines)]
+        statements += _counted(exchange)
+    return ["", *statements]
 
 
-def _in_rows(body: Sequence[str], rows: str, index: Sequence[str], exchange: RankExchange) -> list[str]:
-    lines = [*(f"    {line}" for line in index), *body]
+def _in_rows(body: Sequence[Statement], rows: str, exchange: RankExchange) -> Sequence[Statement]:
     if not rows:
-        return lines
+        return body
     each = f" // {exchange.members}" if exchange.members > 1 else ""
     first, step = f"tl.program_id(0){each}", f"tl.num_programs(0){each}"
     if exchange.is_in_rows or exchange.is_claimed:
         first, step = "program", "programs"
-    loop = f"    for row in tl.range({first}, {rows}, {step}, num_stages=1):"
-    return [loop, *(f"    {line}" if line else "" for line in lines)]
+    return [Loop("row", first, rows, step, 1, body)]
 
 
-def _in_programs(lines: list[str], rows: str, exchange: RankExchange) -> list[str]:
-    """``lines`` for the program, or for all that it claims."""
+def _in_programs(statements: Sequence[Statement], rows: str, exchange: RankExchange) -> list[Statement]:
+    """``statements`` for the program, or for all that it claims."""
     if not exchange.is_in_rows and not exchange.is_claimed:
-        return [*lines, ""]
+        return [*statements, ""]
     if exchange.is_in_rows:
         # no thread reads the number after another has moved it on
         ending = ["tl.debug_barrier()", "tl.store(epochs_ptr, (late.to(tl.int64) << 32) | epoch.to(tl.int64))"]
-        lines = [*_turns(exchange), *lines, *ending]
-    head = [f"programs = tl.minimum({rows or 1}, {exchange.programs})"]
+        statements = [*_turns(exchange), *statements, *ending]
+    head = f"programs = tl.minimum({rows or 1}, {exchange.programs})"
     if not exchange.is_claimed:
-        return [*head, f"program = {FIRST} + tl.program_id(0)", *lines]
+        return [head, f"program = {FIRST} + tl.program_id(0)", *statements]
     number = f"(counted & {(1 << _CLAIMS) - 1}) - 1"
-    head += [
-        f"counted, is_in = begin(tickets_ptr, {ROOM})",
-        f"program = tl.where(is_in, {number}, programs)",
-        "while program < programs:",
-    ]
     again = [
         "tl.debug_barrier()",
         'counted = tl.atomic_add(tickets_ptr, 1, sem="relaxed").to(tl.int32) + 1',
         f"program = {number}",
     ]
-    return [*head, *(f"    {line}" if line else "" for line in [*lines, *again]), ""]
+    return [
+        head,
+        f"counted, is_in = begin(tickets_ptr, {ROOM})",
+        f"program = tl.where(is_in, {number}, programs)",
+        While("program < programs", [*statements, *again]),
+        "",
+    ]
 
 
 def _turns(exchange: RankExchange) -> list[str]:
@@ -162,14 +161,11 @@ def _turns(exchange: RankExchange) -> list[str]:
     ]
 
 
-def _counted(exchange: RankExchange) -> list[str]:
+def _counted(exchange: RankExchange) -> list[Statement]:
     """The end of a launch, which no thread comes to before another has read its number."""
     if exchange.is_claimed:  # whoever comes last has counted for all
-        return [
-            "if is_over(counted, programs):",
-            "    tl.store(tickets_ptr, 0)",
-            f'    tl.atomic_add(launches_ptr, {1 << 32}, sem="relaxed")',
-        ]
+        end = ["tl.store(tickets_ptr, 0)", f'tl.atomic_add(launches_ptr, {1 << 32}, sem="relaxed")']
+        return [Branch("is_over(counted, programs)", end)]
     return [
         "tl.debug_barrier()",
         f"rest = {(1 << 32) + 1} - tl.num_programs(0).to(tl.int64)",

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import gcd
+from functools import partial
 from typing import Any
 
 from ..ir.expr import BoundTensor
-from ..ir.scalar import Scalar
-from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
 from .bodies import write_loops, write_packed, write_unrolled
-from .claims import claim_helpers, grid_of, integers_of, loop_lines
+from .claims import claim_helpers, grid_of, integers_of, program_loops
 from .emitter import Emitter
-from .group_exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
+from .group_exchange import head_lines, mailbox_words, member_alone, team_loop
+from .indexing import integer, promise
 from .lagged_rows import Late, OddLate, pipelined_loop, write_late
 from .mesh_exchange import head_lines as table_lines
 from .mesh_exchange import table_words
-from .misaligned import Aligned, is_last_masked, last_masked, with_access
+from .misaligned import Aligned, before_last, with_access
 from .packed import OddPacked, Packed
 from .pipelined_row_loop import LateWalk, teams_of, write_lagged_loop
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
 from .sides import Sided, rows_index, turned_index, where_whole, write_flat
-from .source import KernelSource, Parts, body_text, in_branches, signature
+from .source import BLOCK, PROGRAM, Kernel, KernelSource
 from .stages import one_launch
+from .statements import Branch, Statement, defined
 from .tile import R_SHARE, R_SIZE, X_SIZE, Layouts, Tile, coordinates_on
 from .walk import Walk, walk_index, write_walk
 
@@ -40,69 +40,59 @@ def generate(
     ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  ``turns``: polls after which a member of a
     team gives up waiting, for tests.  No local extent may be 0.
     """
-    contracts = not plan.space.is_promised  # what stands side by side depends on where a fusion is cut
+    stages = [
+        _kernel(stage, layouts, rank, interpret=interpret, turns=turns, program=BLOCK if k else PROGRAM)
+        for k, stage in enumerate(plan.stages or (plan,))
+    ]
+    kernel = stages[0]
     if plan.stages:
-        parts = [_parts(stage, layouts, rank, interpret=interpret, turns=turns) for stage in plan.stages]
         shares = plan.schedule.parts if plan.shares else 0
-        whole = one_launch(plan.name, _tensors(plan), parts, shares=shares, interpret=interpret)
-        return replace(whole, contracts=contracts)
-    p = _parts(plan, layouts, rank, interpret=interpret, turns=turns)
-    function = signature(p.name, list(p.parameters), list(p.not_specialised))
-    text = body_text(p.comments, p.helpers) + function + "\n".join(p.lines) + "\n"
-    # programs that claim their numbers wait for no number that none has claimed
-    is_cooperative = bool(p.mailbox) and not (plan.exchange is not None and plan.exchange.is_claimed)
-    return KernelSource(
-        p.name, text, _tensors(plan), p.scalars, tuple(v for v, _ in p.integers.values()),
-        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, is_cooperative, schedule=p.schedule,
-        contracts=contracts,
-    )  # fmt: skip
+        kernel = one_launch(plan.name, _tensors(plan), stages, shares=shares, interpret=interpret)
+    return kernel.source(contracts=not plan.space.is_promised)  # what stands side by side depends on where it is cut
 
 
-def _parts(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None) -> Parts:
+def _kernel(
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None, program: str
+) -> Kernel:
     if interpret and turns is None and plan.schedule.members:
         plan = member_alone(plan)
     plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates_on(plan.segment, rank))
-    e = _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
+    emitted = partial(_emitted, plan, layouts, rank, interpret=interpret, turns=turns, program=program)
+    e = emitted()
     integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
-    if plan.exchange is not None:
-        integers |= integers_of(plan.exchange, plan.device.multiprocessors)
-        e.helpers |= claim_helpers(interpret=interpret) if plan.exchange.is_claimed else {}
-    scalars = tuple(s for s in plan.segment.scalars if not s.is_literal)
-    parameters = [
-        *(f"{t}_ptr" for t in _tensors(plan)),
-        *(f"{s.name}: {_scalar_type(s)}" for s in scalars),
-        *(f"{name}: {kind}" for name, (_, kind) in integers.items()),
-    ]
-    not_specialised = [*(s.name for s in scalars if not s.dtype.is_floating), *integers]
-    body = [*e.head.lines, "", *e.out.lines]
+    exchange = plan.exchange
+    if exchange is not None:
+        integers |= integers_of(exchange, plan.device.multiprocessors)
+        e.helpers |= claim_helpers(interpret=interpret) if exchange.is_claimed else {}
     grid, mailbox = _grid(e), 0
     if plan.schedule.members:
-        parameters.insert(0, MAILBOX)
         mailbox = mailbox_words(plan, grid, e.tile.exchanged)
-        if isinstance(e, Late):
-            body = pipelined_loop(e, plan.name, preamble, parameters)
-        else:
-            body = team_lines(body, _rows(e), _row_lines(e))
-    elif plan.exchange is not None:
-        parameters.insert(0, MAILBOX)
+    elif exchange is not None:
         mailbox = table_words(plan)
-        body = loop_lines(body, _rows(e), _row_lines(e), plan.exchange)
-    elif is_last_masked(e):
-        whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
-        body = last_masked(whole, body)
-    elif (test := where_whole(e)) is not None:
-        whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True, is_before_ends=True)
-        body = in_branches(test, [*whole.head.lines, "", *whole.out.lines], body)
-    launch = plan.schedule.launch
-    return Parts(
-        plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
-        scalars, integers, grid, launch.warps, launch.stages, launch.registers, mailbox, e.tile.x_block, plan.schedule,
+    kernel = Kernel(
+        plan.name, _comments(e), e.helpers, _tensors(plan), tuple(s for s in plan.segment.scalars if not s.is_literal),
+        integers, (), grid, plan.schedule, e.tile.x_block, mailbox,
+        # programs that claim their numbers wait for no number that none has claimed
+        is_cooperative=bool(mailbox) and not (exchange is not None and exchange.is_claimed),
     )  # fmt: skip
+    if isinstance(e, Late):
+        body = pipelined_loop(e, plan.name, [*kernel.parameters, *defined(preamble)])
+    elif plan.schedule.members:
+        body = team_loop([*_row_lines(e), *e.body], _rows(e))
+    elif exchange is not None:
+        body = program_loops([*_row_lines(e), *e.body], _rows(e), exchange)
+    elif (test := before_last(e)) is not None:
+        body = ["", Branch(test, emitted(is_whole=True).body, e.body)]
+    elif (test := where_whole(e)) is not None:
+        body = ["", Branch(test, emitted(is_whole=True, is_before_ends=True).body, e.body)]
+    else:
+        body = e.body
+    return replace(kernel, body=[*preamble, *body])
 
 
 def _emitted(
-    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None,
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None, program: str,
     is_whole: bool = False, is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
     """An emitter that has written the body of ``plan``.
@@ -111,7 +101,8 @@ def _emitted(
     """
     coordinates = coordinates_on(plan.segment, rank)
     kind, write = _form(plan)
-    e = kind(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
+    own = {t: layouts[t] for t in _tensors(plan)}
+    e = kind(plan, own, coordinates, interpret=interpret, turns=turns, program=program)
     e.tile.x_masked &= not is_whole
     e.is_before_ends = is_before_ends
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
@@ -144,16 +135,19 @@ def _rows(e: Emitter) -> str:
 
 def _row_lines(e: Emitter) -> list[str]:
     """x from the number of the row or block.  A loop's index is 32-bit, the interpreter's is Python's own."""
-    tile = e.tile
+    return _kept_lines(e.tile, "0" if not _rows(e) else "row" if e.interpret else "row.to(tl.int64)")
+
+
+def _kept_lines(tile: Tile, block: str) -> list[str]:
+    """x of the row or the rows, or the columns, of a block."""
     if tile.is_alone:
         return []
-    row = "0" if not _rows(e) else "row" if e.interpret else "row.to(tl.int64)"
     if not tile.x_lanes:
-        return [f"x = {row}"]
-    if e.schedule.columns:
-        return _column_lines(tile, row)
+        return [f"x = {block}"]
+    if tile.plan.schedule.columns:
+        return _column_lines(tile, block)
     lanes = tile.lanes(tile.x_block, reduced=False)
-    return [f"x = {row} * {tile.x_block} + {lanes}", *([f"x_mask = x < {X_SIZE}"] if tile.x_masked else [])]
+    return [f"x = {block} * {tile.x_block} + {lanes}", *([f"x_mask = x < {X_SIZE}"] if tile.x_masked else [])]
 
 
 def _column_lines(tile: Tile, block: str) -> list[str]:
@@ -201,12 +195,8 @@ def _tensors(plan: KernelPlan) -> tuple[BoundTensor, ...]:
     return (*plan.segment.inputs, *plan.segment.outputs)
 
 
-def _scalar_type(scalar: Scalar) -> str:
-    return "tl.float64" if scalar.dtype.is_floating else "tl.int64"
-
-
-def _indices(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
-    """Extent arguments with their values and types, and the lines that come before everything else."""
+def _indices(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
+    """Extent arguments with their values and types, and the statements that come before everything else."""
     if isinstance(e, Walk) and not isinstance(e, LateWalk):
         return walk_index(e)
     if isinstance(e, Sided):
@@ -214,18 +204,16 @@ def _indices(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
     return _index(e)
 
 
-def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
-    """Extent arguments with their values and types, and the lines that make the indices x, c and r of them."""
+def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
+    """Extent arguments with their values and types, and the statements that make the indices x, c and r of them."""
     tile, schedule = e.tile, e.schedule
     integers: dict[str, tuple[int, str]] = {}
-    lines: list[str] = []
+    lines: list[Statement] = []
 
     def extent(name: str, value: int, *, wide: bool, promised: bool) -> None:
         """``promised``: the compiler learns what power of two divides it, without which it splits vector loads."""
-        integers[name] = (value, "tl.int64" if wide or value >= INT32_LIMIT else "tl.int32")
-        divisor = gcd(value, 16)
-        if promised and divisor > 1:
-            lines.append(f"{name} = {name} // {divisor} * {divisor}")
+        integers[name] = integer(value, is_wide=wide)
+        lines.extend(promise(name, value) if promised else [])
 
     is_cut = bool(tile.x_total % tile.columns) if schedule.columns else tile.x_masked
     is_in_turn = e.plan.split is not None or e.plan.exchange is not None or schedule.members
@@ -246,7 +234,7 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
         lines.append(f"c = {first}{tile.lanes(schedule.reduced, reduced=True)}{wide}")
     if schedule.is_held and not schedule.is_aligned_down:
         lines += _mask_lines(tile, schedule)
-    return integers, ["    " + line for line in lines]
+    return integers, lines
 
 
 def _mask_lines(tile: Tile, schedule: Schedule) -> list[str]:
@@ -259,11 +247,8 @@ def _mask_lines(tile: Tile, schedule: Schedule) -> list[str]:
     stop = str(tile.share)
     lines: list[str] = []
     if tile.last_share < tile.share:
-        divisor = gcd(tile.r_total, tile.share, 16)
-        lines.append(f"valid = tl.minimum({tile.share}, {tile.r_total} - first)")
         stop = "valid"
-        if divisor > 1:
-            lines.append(f"valid = valid // {divisor} * {divisor}")
+        lines = [f"valid = tl.minimum({tile.share}, {tile.r_total} - first)", *promise(stop, tile.r_total, tile.share)]
     lines += [f"{chunk.mask} = c + {chunk.start} < {stop}" for chunk in masked]
     return [line.replace(" + 0 <", " <") for line in lines]
 
@@ -271,7 +256,7 @@ def _mask_lines(tile: Tile, schedule: Schedule) -> list[str]:
 def _program_lines(e: Emitter) -> list[str]:
     tile, schedule = e.tile, e.schedule
     lines: list[str] = []
-    program = "tl.program_id(0)"
+    program = e.program
     if schedule.members:
         return [*head_lines(e.plan, tile.exchanged), *_share_lines(tile, schedule)]
     if e.plan.exchange is not None:
@@ -285,15 +270,7 @@ def _program_lines(e: Emitter) -> list[str]:
         return lines
     if tile.x_wide:
         program = f"{program}.to(tl.int64)" if "//" not in program else f"({program}).to(tl.int64)"
-    if not tile.x_lanes:
-        lines.append(f"x = {program}")
-        return lines
-    if schedule.columns:
-        return [*lines, *_column_lines(tile, program)]
-    lines.append(f"x = {program} * {tile.x_block} + {tile.lanes(tile.x_block, reduced=False)}")
-    if tile.x_masked:
-        lines.append(f"x_mask = x < {X_SIZE}")
-    return lines
+    return [*lines, *_kept_lines(tile, program)]
 
 
 def _share_lines(tile: Tile, schedule: Schedule) -> list[str]:
@@ -306,14 +283,3 @@ def _share_lines(tile: Tile, schedule: Schedule) -> list[str]:
 def _comments(e: Emitter) -> str:
     lines = [f"# {e.plan.name}", *(f"#   {line}" for line in str(e.plan.segment).splitlines())]
     return "\n".join(lines) + "\n"
-
-
-def _joined(lines: list[str]) -> tuple[str, ...]:
-    """Lines without blank ones at the ends or twice in a row."""
-    kept: list[str] = []
-    for line in lines:
-        if line or (kept and kept[-1]):
-            kept.append(line)
-    while kept and not kept[-1]:
-        kept.pop()
-    return tuple(kept)

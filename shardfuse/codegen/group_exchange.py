@@ -34,10 +34,8 @@ from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 from .emitter import Emitter
 from .indexing import dynamic_terms, member_terms
-from .tile import Tile
-
-MAILBOX = "mailbox_ptr"
-"""The kernel's first argument."""
+from .source import MAILBOX
+from .statements import Loop, Statement
 
 _LINE = LINE_BYTES // 8
 """64-bit words of a cache line: counts of two groups do not share one."""
@@ -85,15 +83,15 @@ def {name}({pointers}, epoch):
 '''
 
 
-def polled_helpers(results: int, turns: int | None, *, by_one: bool, pack: int = 1, interpret: bool) -> dict[str, str]:
+def _use_polling(e: Emitter, results: int, *, by_one: bool, pack: int = 1) -> None:
     """The functions that post words which others poll, and wait for so many of each member.
 
     ``by_one``: one thread stores a word; else every thread that has it, the same bits in one transaction a warp.
-    ``turns``, ``pack``: as of ``collect_words``.
+    ``pack``: of each result, how many words a thread asks for at once.
     """
-    collect = collect_words(results, turns, pack=pack, interpret=interpret)
-    post = texts_of("post", interpret=True) if interpret else {"post": _post_polled(by_one=by_one)}
-    return {**post, **collect}
+    e.helpers |= texts_of("post", interpret=True) if e.interpret else {"post": _post_polled(by_one=by_one)}
+    collect = _interpreted_collect_words(results) if e.interpret else _collect_words(results, e.turns, pack=pack)
+    e.helpers[_collecting(results)] = collect
 
 
 def _post_polled(*, by_one: bool) -> str:
@@ -106,15 +104,13 @@ def _post_polled(*, by_one: bool) -> str:
     return _POST_POLLED.format(lines="\n".join(" " * 12 + line for line in lines))
 
 
-def collect_words(results: int, turns: int | None, *, pack: int = 1, interpret: bool = False) -> dict[str, str]:
-    """The function that waits for so many words of each member, under its name.  ``turns``: as of ``exchange_helpers``.
+def _interpreted_collect_words(results: int) -> str:
+    bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(results))
+    return _INTERPRETED_COLLECT_WORDS.format(name=_collecting(results), pointers=_pointers(results), bits=bits)
 
-    ``pack``: of each result, how many a thread asks for at once.
-    """
-    name, pointers = _collecting(results), ", ".join(f"ptr{k}" for k in range(results))
-    if interpret:
-        bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(results))
-        return {name: _INTERPRETED_COLLECT_WORDS.format(name=name, pointers=pointers, bits=bits)}
+
+def _collect_words(results: int, turns: int | None, *, pack: int) -> str:
+    """``turns``: polls after which a program gives up and goes on with what it has."""
     words = results * pack
     lines = [".reg .pred wrong;", f".reg .b64 word<{words}>;"]
     lines.append(f".reg .u32 bits<{words}>, found<{words}>{', turns' if turns else ''};")
@@ -129,35 +125,22 @@ def collect_words(results: int, turns: int | None, *, pack: int = 1, interpret: 
     lines.append("@wrong bra again;")
     lines += [f"mov.u32 ${k}, bits{k};" for k in range(words)]
     types = ", ".join(["tl.int32"] * results)
-    text = _COLLECT_WORDS.format(
-        name=name,
-        pointers=pointers,
+    return _COLLECT_WORDS.format(
+        name=_collecting(results),
+        pointers=_pointers(results),
         lines="\n".join(" " * (8 if line.endswith(":") else 12) + line for line in lines),
         constraints=",".join(["=r"] * words + ["l"] * words + ["r"] * pack),
         types=f"({types})" if results > 1 else types,
         pack=pack,
     )
-    return {name: text}
 
 
 def _collecting(results: int) -> str:
     return f"collect_{results}"
 
 
-def exchange_helpers(
-    plan: KernelPlan, results: int, lanes: int, turns: int | None, *, interpret: bool
-) -> dict[str, str]:
-    """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
-    if plan.schedule.is_counted:
-        names = ("post", "arrive", "meet", "collect")
-        found = {k: text for name in names for k, text in texts_of(name, interpret=interpret).items()}
-        if turns:
-            bounded = texts_of("wait_for_turns", interpret=interpret)["wait_for_turns"]
-            found["wait_for"] = bounded.replace("wait_for_turns", "wait_for").replace("TURNS", str(turns))
-        return found
-    each = power_of_two(plan.schedule.members) * lanes // (plan.schedule.launch.warps * WARP)
-    pack = min(max(each, 1), _AT_ONCE)
-    return polled_helpers(results, turns, by_one=lanes == 1, pack=pack, interpret=interpret)
+def _pointers(results: int) -> str:
+    return ", ".join(f"ptr{k}" for k in range(results))
 
 
 def member_alone(plan: KernelPlan) -> KernelPlan:
@@ -225,65 +208,69 @@ def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
     return lines
 
 
-def team_lines(body: Sequence[str], rows: str, index: Sequence[str]) -> list[str]:
+EPOCH_STORE = "tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))"
+"""What ends a launch: the next one goes on counting from this program's last epoch."""
+
+
+def team_loop(body: Sequence[Statement], rows: str) -> list[Statement]:
     """``body`` for each row of the team in turn, and what comes after the last.
 
-    ``rows``: text of their number, "" for a single one.  ``index``: lines that make x of ``row``.
+    ``rows``: text of their number, "" for a single one.
     """
-    lines = [*(f"    {line}" for line in index), *body]
-    if rows:
-        loop = f"    for row in tl.range(team, {rows}, teams, num_stages=1):"
-        lines = [loop, *(f"    {line}" if line else "" for line in lines)]
-    return ["", *lines, "", "    tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))"]
+    turns = [Loop("row", "team", rows, "teams", 1, body)] if rows else body
+    return ["", *turns, "", EPOCH_STORE]
 
 
-def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lanes: int) -> tuple[list[str], list[str]]:
-    """``parts``: results of one phase, in 32 bits, with the text of this member's ``lanes`` of each.
+def write_team_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> list[str]:
+    """Exchanges all of ``parts`` at once: results of one phase, in 32 bits, with the text of what this member has.
 
-    Gives the lines that exchange them all at once, and for each the text of those of all members, ``[members]`` or
-    ``[members, lanes]``.
+    Gives for each the text of those of all members, ``[members]`` or ``[members, lanes]``.
     """
-    lines = post_lines(plan, parts, lanes)
-    if plan.schedule.is_counted:
-        lines.append(f"meet(count_ptr, epoch * {plan.schedule.members})")
-        whole = [f"collect({box} + every)" for box in _boxes(plan, len(parts), lanes)]
-    else:
-        wait, whole = _wait_line(plan, len(parts), lanes, "epoch")
-        # nothing is posted under the next epoch before all threads have what they wait for
-        lines += [wait, "tl.debug_barrier()"]
-    return lines, [_as_type(text, dtype) for text, (dtype, _) in zip(whole, parts, strict=True)]
+    types, lanes, schedule = [dtype for dtype, _ in parts], e.tile.exchanged, e.schedule
+    e.out.add(post_lines(e, parts))
+    if schedule.is_counted:
+        e.use("post", "arrive", "meet", "collect")
+        if e.turns:
+            bounded = texts_of("wait_for_turns", interpret=e.interpret)["wait_for_turns"]
+            e.helpers["wait_for"] = bounded.replace("wait_for_turns", "wait_for").replace("TURNS", str(e.turns))
+        e.out.line(f"meet(count_ptr, epoch * {schedule.members})")
+        whole = [f"collect({box} + every)" for box in _boxes(e, len(parts))]
+        return [_as_type(text, dtype) for text, dtype in zip(whole, types, strict=True)]
+    each = power_of_two(schedule.members) * lanes // (schedule.launch.warps * WARP)
+    _use_polling(e, len(parts), by_one=lanes == 1, pack=min(max(each, 1), _AT_ONCE))
+    whole = _write_wait(e, types, "epoch")
+    e.out.line("tl.debug_barrier()")  # nothing is posted under the next epoch before all threads have come
+    return whole
 
 
-def _wait_line(plan: KernelPlan, results: int, lanes: int, epoch: str) -> tuple[str, list[str]]:
-    """The line that waits for the words of ``epoch``, and the names of their bits."""
-    pointers = [f"{box} + every" for box in _boxes(plan, results, lanes)]
-    names = [f"bits_{k}" for k in range(results)]
-    return f"{', '.join(names)} = {_collecting(results)}({', '.join(pointers)}, {epoch})", names
+def write_late_wait(e: Emitter, types: Sequence[DataType], *, by_one: bool) -> list[str]:
+    """Waits for the words of the epoch before the last; the text of each result of all members."""
+    _use_polling(e, len(types), by_one=by_one)
+    e.out.line(_set_line(e, "(epoch - 1)"))
+    return _write_wait(e, types, "epoch - 1")
 
 
-def post_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lanes: int) -> list[str]:
+def _write_wait(e: Emitter, types: Sequence[DataType], epoch: str) -> list[str]:
+    names, pointers = [f"bits_{k}" for k in range(len(types))], [f"{box} + every" for box in _boxes(e, len(types))]
+    e.out.line(f"{', '.join(names)} = {_collecting(len(types))}({', '.join(pointers)}, {epoch})")
+    return [_as_type(name, dtype) for name, dtype in zip(names, types, strict=True)]
+
+
+def post_lines(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> list[str]:
     """This member's ``parts`` go out under the next epoch."""
-    boxes = _boxes(plan, len(parts), lanes)
-    posts = [f"post({box} + own, epoch, {text})" for box, (_, text) in zip(boxes, parts, strict=True)]
-    return ["epoch += 1", _set_line(plan, "epoch", lanes), *posts]
+    posts = [f"post({box} + own, epoch, {text})" for box, (_, text) in zip(_boxes(e, len(parts)), parts, strict=True)]
+    return ["epoch += 1", _set_line(e, "epoch"), *posts]
 
 
-def collect_late_lines(plan: KernelPlan, types: Sequence[DataType], lanes: int) -> tuple[list[str], list[str]]:
-    """Lines that find the words of the epoch before the last, and the text of each result of all members."""
-    wait, names = _wait_line(plan, len(types), lanes, "epoch - 1")
-    whole = [_as_type(name, dtype) for name, dtype in zip(names, types, strict=True)]
-    return [_set_line(plan, "(epoch - 1)", lanes), wait], whole
-
-
-def _set_line(plan: KernelPlan, epoch: str, lanes: int) -> str:
+def _set_line(e: Emitter, epoch: str) -> str:
     """``box``: where the words of ``epoch`` are."""
-    words = plan.schedule.members * lanes * slots(plan)
-    return f"box = {MAILBOX} + (({epoch} & {_sets(plan) - 1}) * teams + team) * {words}"
+    words = e.schedule.members * e.tile.exchanged * slots(e.plan)
+    return f"box = {MAILBOX} + (({epoch} & {_sets(e.plan) - 1}) * teams + team) * {words}"
 
 
-def _boxes(plan: KernelPlan, results: int, lanes: int) -> list[str]:
+def _boxes(e: Emitter, results: int) -> list[str]:
     """Where the words of each result are."""
-    words = plan.schedule.members * lanes
+    words = e.schedule.members * e.tile.exchanged
     return [f"box + {k * words}" if k else "box" for k in range(results)]
 
 
@@ -295,19 +282,14 @@ def _as_type(bits: str, dtype: DataType) -> str:
 
 
 def prefetch_next(e: Emitter) -> None:
-    """The team's next row is fetched into L2 while this one waits for the others' words."""
-    for line in [] if e.interpret else _prefetch_lines(e.plan, e.tile):
-        e.use("prefetch")
-        e.out.line(line)
-
-
-def _prefetch_lines(plan: KernelPlan, tile: Tile) -> list[str]:
-    """One line of text for each input that is read where it stands; none where there is no next row."""
-    if not plan.schedule.prefetches or tile.is_alone or not tile.last_share:
-        return []
+    """The team's next row, if there is one, is fetched into L2 while this one waits for the others' words."""
+    plan, tile = e.plan, e.tile
+    if e.interpret or not plan.schedule.prefetches or tile.is_alone or not tile.last_share:
+        return
+    e.use("prefetch")
     block, lanes = tile.x_block, tile.lanes(tile.x_block, reduced=False)
     following = f"(row + teams) * {block} + {lanes}" if tile.x_lanes else "row + teams"
-    lines = [f"ahead = tl.minimum({following}, i0 - 1).to(tl.int64)"]
+    e.out.line(f"ahead = tl.minimum({following}, i0 - 1).to(tl.int64)")
     own = f"tl.minimum({tile.share}, {tile.r_total} - first) - 1"
     last = str(tile.share - 1) if tile.last_share == tile.share else own
     for tensor in plan.segment.loads:
@@ -323,5 +305,4 @@ def _prefetch_lines(plan: KernelPlan, tile: Tile) -> list[str]:
             terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
             terms += [str(window.first)] if window and window.first else []
             source = plan.segment.windows[tensor].tensors[0] if window else tensor
-            lines.append(f"prefetch({' + '.join([f'{source}_ptr', *terms])})")
-    return lines
+            e.out.line(f"prefetch({' + '.join([f'{source}_ptr', *terms])})")

@@ -8,6 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
+
+from ..schedulers.limits import INT32_LIMIT
+
+
+def promise(name: str, *values: int) -> list[str]:
+    """The line by which the compiler learns what power of two divides ``name``: else it splits wide loads."""
+    divisor = gcd(*values, 16)
+    return [f"{name} = {name} // {divisor} * {divisor}"] if divisor > 1 else []
+
+
+def integer(value: int, *, is_wide: bool = False) -> tuple[int, str]:
+    """An argument of a kernel: its value and its type."""
+    return value, "tl.int64" if is_wide or value >= INT32_LIMIT else "tl.int32"
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def _polled(pointers: Sequence[Any], missing: Any, place: Any, limit: Any, repor
             tl.store(report, tl.load(names_ptr + late) | int(where))
             return words
         time.sleep(rest)  # other threads and ranks run
-        rest = min(2 * rest, 2e-3)
+        rest = min(2 * rest, 5e-3)
 
 
 def _number(value: Any) -> int:

@@ -17,24 +17,20 @@ as exponentials do, rows are read two turns ahead, into registers (``late`` of 2
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import is_statistic
 from ..schedulers.limits import WARP, WARPS
 from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
-from .arithmetic import converted
 from .bodies import load_and_compute, parts_of, take_whole, write_last_phase
-from .group_exchange import collect_late_lines, polled_helpers, post_lines
+from .group_exchange import EPOCH_STORE, post_lines, write_late_wait
 from .misaligned import OddRows
-from .source import Text, Writer, call_of, signature, tuple_of
+from .source import Text
+from .statements import Loop, Statement, Writer, call_of, defined, function_text, live_before, tuple_of
 from .tile import X_SIZE, Chunk
 from .words import UNPACK, Words
-
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_ASSIGNED = re.compile(r"^\s*([A-Za-z_][\w, ]*?) =(?!=)")
 
 
 class Late(Words):
@@ -46,8 +42,7 @@ class Late(Words):
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         if not self.space.is_streamed(tensor):
             return super().load(tensor, chunk)
-        name, is_packed = self.name(tensor, chunk), self.is_packed(tensor)
-        words = f"{name}_words"
+        words, is_packed = f"{self.name(tensor, chunk)}_words", self.is_packed(tensor)
         if self.is_ahead:
             text = self.whole_words(tensor, chunk, words)
             if is_packed:
@@ -59,11 +54,7 @@ class Late(Words):
                 return Text(words, tensor.dtype, False, True)
         else:
             words = f"words[{self.carried.index(words)}]"
-        if not is_packed:
-            words = converted(words, tensor.dtype, tensor.dtype.compute)
-            return self.assign(name, words, tensor.dtype.compute, False, True)
-        self.use(UNPACK[tensor.dtype])
-        return self.assign(name, f"{UNPACK[tensor.dtype]}({words})", DataType.Float, False, True)
+        return self.widened(tensor, chunk, words, is_packed=is_packed)
 
     def is_packed(self, tensor: BoundTensor) -> bool:
         """Two values of ``tensor`` in a word?  Not where a thread has one of each chunk."""
@@ -74,9 +65,6 @@ class Late(Words):
         if words not in self.carried or not self.is_packed(tensor):
             return None
         return words if self.is_ahead else f"words[{self.carried.index(words)}]"
-
-    def begin(self) -> None:
-        """Lines that a row begins with."""
 
     @property
     def row_count(self) -> str:
@@ -97,25 +85,22 @@ class Late(Words):
         """The rows of a turn, whose first is x, where there are several."""
         return []
 
-    invariant: Sequence[str] = ()
-    """The lines before the loop."""
-    stored: Sequence[str] = ()
-    """The lines behind it."""
+    invariant: Sequence[Statement] = ()
+    """The statements before the loop."""
+    stored: Sequence[Statement] = ()
+    """Those behind it."""
     carried: list[str]
     """What the next turn needs of a row."""
-    reads: Sequence[str] = ()
-    """The lines that load it, where it is loaded two rows ahead."""
-    begun: list[str]
-    """The lines that make it, and this program's part of the statistics."""
+    reads: Sequence[Statement] = ()
+    """The statements that load it, where it is loaded two rows ahead."""
+    begun: list[Statement]
+    """Those that make it, and this program's part of the statistics."""
     parts: list[tuple[DataType, str]]
     """That part: type and name of each number."""
 
 
 class OddLate(OddRows, Late):
     """Of misaligned rows."""
-
-    def begin(self) -> None:
-        self.begin_row()
 
 
 def write_late(e: Late) -> None:
@@ -146,11 +131,11 @@ def _write_reads(e: Late, chunks: Sequence[Chunk]) -> None:
     e.begin()
 
 
-def taken(e: Late) -> list[str]:
-    """The lines written so far, none of which what follows sees."""
-    lines = [*e.head.lines, *([""] if e.head.lines else []), *e.out.lines]
+def taken(e: Late) -> list[Statement]:
+    """The statements written so far, none of whose names what follows sees."""
+    statements = e.body if e.head.statements else e.out.statements
     e.head, e.out, e.offsets = Writer(), Writer(), {}
-    return lines
+    return statements
 
 
 def write_begin(e: Late, chunks: Sequence[Chunk]) -> None:
@@ -171,11 +156,7 @@ def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:
 
 def write_collect(e: Late) -> list[str]:
     """Waits for the parts of this turn, which were posted in the one before; the text of each, of all members."""
-    e.helpers |= polled_helpers(len(e.parts), e.turns, by_one=_has_registers_left(e), interpret=e.interpret)
-    lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts], e.tile.exchanged)
-    for line in lines:
-        e.out.line(line)
-    return whole
+    return write_late_wait(e, [dtype for dtype, _ in e.parts], by_one=_has_registers_left(e))
 
 
 def _has_registers_left(e: Late) -> bool:
@@ -193,74 +174,57 @@ def _has_registers_left(e: Late) -> bool:
     return not is_unpacked and not is_full
 
 
-def _begin_function(e: Late, name: str, known: Sequence[str]) -> list[str]:
-    """Makes ``begin`` a helper; gives its arguments: the names that it uses of ``known``, and the row x."""
-    parts = ", ".join(n for _, n in e.parts)
-    begun = [*e.turn_lines(), *e.begun]
-    if e.reads:
-        return _function(e, f"begin_{name}", [*begun, f"    return {parts}"], [*known, "x", "words"])
-    last = ["", *tuple_of("words", e.carried), f"    return words, {parts}"]
-    return _function(e, f"begin_{name}", [*begun, *last], [*known, "x"])
-
-
-def _function(e: Late, name: str, lines: Sequence[str], known: Sequence[str]) -> list[str]:
-    used = {n for line in lines for n in _NAME.findall(line)}
-    given = [n for n in dict.fromkeys(known) if n in used]
-    e.helpers[name] = signature(name, given, []) + "\n".join(lines) + "\n"
-    return given
-
-
-def _begin_lines(e: Late, name: str, known: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The lines that read rows and post what they give, before the loop and in it."""
-    given = _begin_function(e, name, known)
-    parts, post = ", ".join(n for _, n in e.parts), post_lines(e.plan, e.parts, e.tile.exchanged)
-    first = call_of(f"words, {parts}", f"begin_{name}", given, 1)
-    turn = [_row(e, f"row + teams{e.step}"), *call_of(f"ahead, {parts}", f"begin_{name}", given, 2)]
-    return [*first, *post], [*turn, *post]
-
-
-def _two_ahead(e: Late, name: str, known: Sequence[str]) -> tuple[list[str], list[str]]:
-    """``_begin_lines`` where loads are done one turn before what is made of them."""
-    returned = ["", *tuple_of("words", e.carried), "    return words"]
-    read = _function(e, f"read_{name}", [*e.reads, *returned], [*known, "x"])
-    begin = _begin_function(e, name, known)
-    of_ahead = ["ahead" if n == "words" else n for n in begin]
-    parts, post = ", ".join(n for _, n in e.parts), post_lines(e.plan, e.parts, e.tile.exchanged)
-    first = [*call_of("words", f"read_{name}", read, 1), *call_of(parts, f"begin_{name}", begin, 1), *post]
-    first += [_row(e, "team + teams"), *call_of("ahead", f"read_{name}", read, 1)]
-    turn = [_row(e, "row + 2 * teams"), *call_of("beyond", f"read_{name}", read, 2), _row(e, "row + teams")]
-    return first, [*turn, *call_of(parts, f"begin_{name}", of_ahead, 2), *post]
-
-
 def _row(e: Late, text: str) -> str:
     """x of the turn that begins with this row, or of the last turn again."""
     return f"x = tl.minimum({text}, {e.row_count} - {1 if e.is_cut else e.schedule.turn}).to(tl.int64)"
 
 
-def _names_of(lines: Sequence[str], parameters: Iterable[str]) -> list[str]:
-    """The names that a kernel has behind ``lines``."""
-    known = [p.split(":")[0] for p in parameters]
-    return known + [n.strip() for line in lines if (m := _ASSIGNED.match(line)) for n in m[1].split(",")]
+def pipelined_loop(e: Late, name: str, known: Sequence[str]) -> list[Statement]:
+    """The body of the kernel; what is done of rows ahead of time are functions, ``read`` and ``begin``.
 
-
-def pipelined_loop(e: Late, name: str, preamble: Sequence[str], parameters: Iterable[str]) -> list[str]:
-    """The body of the kernel; ``begin`` goes to the helpers."""
-    known, last = _names_of([*preamble, *e.invariant], parameters), ["words = ahead"]
-    first, turn = (_two_ahead if e.schedule.lag > 1 else _begin_lines)(e, name, known)
-    last += ["ahead = beyond"] if e.schedule.lag > 1 else []
-    start = f"(team{e.step})" if e.step else "team"
-    first = [f"x = {start}.to(tl.int64)", *first]
-    turn = [*turn, "x = row" if e.interpret else "x = row.to(tl.int64)"]
-    rows = f"team{e.step}, {e.row_count}, teams{e.step}"
-    body = [*turn, *(line[4:] for line in (*e.turn_lines(), *e.head.lines, "", *e.out.lines)), *last]
+    ``known``: the names that stand before it.
+    """
+    known = [*known, *defined(e.invariant), "x", "words"]
+    parts, post = ", ".join(n for _, n in e.parts), post_lines(e, e.parts)
+    words = ["", tuple_of("words", e.carried)]
+    begun = [*e.turn_lines(), *e.begun]
+    if e.schedule.lag > 1:
+        read = _function(e, f"read_{name}", [*e.reads, *words, "return words"], known)
+        begin = _function(e, f"begin_{name}", [*begun, f"return {parts}"], known)
+        first = [read("words", 1), begin(parts, 1, "words"), *post, _row(e, "team + teams"), read("ahead", 1)]
+        turn = [_row(e, "row + 2 * teams"), read("beyond", 2), _row(e, "row + teams"), begin(parts, 2, "ahead"), *post]
+        last = ["words = ahead", "ahead = beyond"]
+    else:
+        begin = _function(e, f"begin_{name}", [*begun, *words, f"return words, {parts}"], known)
+        first = [begin(f"words, {parts}", 1), *post]
+        turn = [_row(e, f"row + teams{e.step}"), begin(f"ahead, {parts}", 2), *post]
+        last = ["words = ahead"]
+    row = "x = row" if e.interpret else "x = row.to(tl.int64)"
+    body = [*turn, row, *e.turn_lines(), *e.body, *last]
+    start = f"team{e.step}"
     return [
         *e.invariant,
         *([""] if e.invariant else []),
-        *(f"    {line}" for line in first),
+        f"x = {f'({start})' if e.step else start}.to(tl.int64)",
+        *first,
         "",
-        f"    for row in tl.range({rows}, num_stages={e.schedule.launch.stages}):",
-        *(f"        {line}" if line else "" for line in body),
+        Loop("row", start, e.row_count, f"teams{e.step}", e.schedule.launch.stages, body),
         "",
         *e.stored,
-        "    tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))",
+        EPOCH_STORE,
     ]
+
+
+def _function(e: Late, name: str, body: Sequence[Statement], known: Sequence[str]) -> Callable[..., str]:
+    """Makes ``body`` a helper, of those of the ``known`` names that it uses.
+
+    Gives what writes its call: for the names of its results, at some depth, with ``words`` of some name.
+    """
+    live = live_before(body)
+    given = [n for n in dict.fromkeys(known) if n in live]
+    e.helpers[name] = function_text(name, given, body)
+
+    def call(target: str, depth: int, words: str = "words") -> str:
+        return call_of(target, name, [words if n == "words" else n for n in given], depth)
+
+    return call

@@ -29,8 +29,16 @@ EVICT_FIRST = ', eviction_policy="evict_first"'
 L2_ONLY = ', cache_modifier=".cg"'
 
 
-def hint(plan: KernelPlan, tensor: BoundTensor) -> str:
-    """Options of a load of ``tensor``."""
+def hint(plan: KernelPlan, tensor: BoundTensor, *, is_later: bool) -> str:
+    """Options of a load of ``tensor``.
+
+    ``is_later``: by a later stage of a launch, which reads past this multiprocessor's cache what others stored.
+    """
+    found = _kept_in_cache(plan, tensor)
+    return L2_ONLY if found and is_later else found
+
+
+def _kept_in_cache(plan: KernelPlan, tensor: BoundTensor) -> str:
     space = plan.space
     if not space.r or space.walked:
         return ""

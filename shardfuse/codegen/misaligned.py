@@ -37,7 +37,6 @@ from ..schedulers.schedule import Access
 from .emitter import Emitter
 from .indexing import Group, dynamic_terms
 from .loads import EVICT_LAST
-from .source import in_branches
 from .tile import R_SIZE, X_SIZE, Chunk, Layouts, Strides, Tile
 from .words import Words
 
@@ -103,8 +102,9 @@ class OddRows(Words):
     def is_row(self, tensor: BoundTensor) -> bool:
         return self.space.is_streamed(tensor)
 
-    def begin_row(self) -> None:
+    def begin(self) -> None:
         """Where the row lies, and the masks of its first and last chunks."""
+        super().begin()
         width, size = self.tile.word, self.tile.r_total
         row = next(t for t in self.plan.segment.inputs if self.is_row(t))
         offset = self.offset(" + ".join(self.x_terms(self.tile.strides[row], self.tile.chunks()[0])))
@@ -172,17 +172,11 @@ def _place(chunk: Chunk) -> str:
 # flat tensors
 
 
-def is_last_masked(e: Emitter) -> bool:
-    """Is it a flat walk whose mask would split loads or stores that can be wide?"""
+def before_last(e: Emitter) -> str | None:
+    """The test of a program for being none of the last; ``None`` where its mask splits no wide load or store."""
     tile, space = e.tile, e.space
     if space.r or space.sides[1] or e.plan.split is not None or not tile.x_masked or tile.x_total < tile.x_block:
-        return False
+        return None
     streamed = (t for t in (*e.plan.segment.loads, *e.plan.segment.outputs) if space.is_streamed(t))
-    return any(gcd(tile.x_total, 16) * t.dtype.itemsize < e.plan.device.access_bytes for t in streamed)
-
-
-def last_masked(whole: Emitter, masked: list[str]) -> list[str]:
-    """``masked`` for the last program, what ``whole`` has written for the others."""
-    return in_branches(
-        f"tl.program_id(0) < {X_SIZE} // {whole.tile.x_block}", [*whole.head.lines, "", *whole.out.lines], masked
-    )
+    is_split = any(gcd(tile.x_total, 16) * t.dtype.itemsize < e.plan.device.access_bytes for t in streamed)
+    return f"{e.program} < {X_SIZE} // {tile.x_block}" if is_split else None

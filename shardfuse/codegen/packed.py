@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
-from .arithmetic import converted
 from .loads import EVICT_LAST
 from .misaligned import OddRows
 from .source import Text
 from .tile import Chunk
-from .words import UNPACK, Words
+from .words import Words
 
 
 class Packed(Words):
@@ -59,15 +57,12 @@ class Packed(Words):
         return self.words.get((tensor, chunk.suffix))
 
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
-        name, key = self.name(tensor, chunk), (tensor, chunk.suffix)
+        key = tensor, chunk.suffix
         if key in self.came:
-            return self.assign(
-                name, converted(self.came[key], tensor.dtype, tensor.dtype.compute), tensor.dtype.compute, False, True
-            )
+            return self.widened(tensor, chunk, self.came[key], is_packed=False)
         if key not in self.words:
             return super().load(tensor, chunk)
-        self.use(UNPACK[tensor.dtype])
-        return self.assign(name, f"{UNPACK[tensor.dtype]}({self.words[key]})", DataType.Float, False, True)
+        return self.widened(tensor, chunk, self.words[key], is_packed=True)
 
     def forget(self) -> None:
         """No wide value of a row is kept."""
@@ -84,10 +79,6 @@ class Packed(Words):
 
 class OddPacked(OddRows, Packed):
     """Of misaligned rows."""
-
-    def begin(self) -> None:
-        super().begin()
-        self.begin_row()
 
     def read_ahead(self, wanted: Sequence[BoundTensor], chunks: Sequence[Chunk]) -> None:
         """Weights come element by element: two chunks of them would not stay in registers."""

@@ -24,12 +24,12 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from .accumulators import Accumulator, accumulator
 from .bodies import of_members
+from .combining import combined
 from .indexing import dynamic_terms
 from .lagged_rows import Late, end_begin, taken, write_begin, write_collect
-from .running_statistics import combined
-from .source import Writer
+from .statements import Writer
 from .tile import Chunk, Piece, Strides
-from .walk import Walk, add_up, store_partial, sums_of, write_invariant
+from .walk import Walk, add_up, store_sums, sums_of, write_invariant, write_sums
 
 
 class LateWalk(Late, Walk):
@@ -66,7 +66,7 @@ class LateWalk(Late, Walk):
         texts = [f"x + {row.start}" if row.start else "x" for row in self.rows]
         if self.is_cut:
             texts = [f"tl.minimum({text}, {self.row_count} - 1)" if k else text for k, text in enumerate(texts)]
-        return [f"    {row.suffix[1:]} = {text}" for row, text in zip(self.rows, texts, strict=True)]
+        return [f"{row.suffix[1:]} = {text}" for row, text in zip(self.rows, texts, strict=True)]
 
 
 def write_lagged_loop(e: LateWalk) -> None:
@@ -75,9 +75,7 @@ def write_lagged_loop(e: LateWalk) -> None:
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
     for chunk in chunks:
         write_invariant(e, [*stored, *(x.tensors[0] for x in (*columns, *e.reductions(0)))], chunk)
-    for expr in columns:
-        for chunk in chunks:
-            e.out.line(f"{sums_of(expr, chunk)} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
+    write_sums(e, columns, chunks)
     e.invariant, invariant = taken(e), dict(e.values)
     write_begin(e, [chunk for row in e.rows for chunk in e.of(row)])
     end_begin(e, _parts(e))
@@ -93,8 +91,8 @@ def write_lagged_loop(e: LateWalk) -> None:
             _write_last(e, columns, stored, own, chunk)
     turn = e.head, e.out
     e.head, e.out = Writer(), Writer()
-    _write_sums(e, columns, chunks)
-    e.stored = e.out.lines
+    _store_all(e, columns, chunks)
+    e.stored = e.out.statements
     e.head, e.out = turn
 
 
@@ -135,9 +133,7 @@ def _write_last(e: LateWalk, columns: Sequence[Expr], stored: Sequence[BoundTens
     outputs = [t for t in stored if e.space.has_r(t) or chunk.start == 0]
     wanted = [*(x.tensors[0] for x in columns), *outputs]
     e.out.paragraph()
-    e.load_needed(wanted, own)
-    for tensor in wanted:
-        e.value(tensor, own)
+    e.make(wanted, own)
     mask = f"x + {own.piece.start} < {e.row_count}" if e.is_cut and own.piece.start else ""
     for expr in columns:
         add_up(e, expr, own, sums_of(expr, chunk), mask)
@@ -145,22 +141,13 @@ def _write_last(e: LateWalk, columns: Sequence[Expr], stored: Sequence[BoundTens
         e.store(tensor, own)
 
 
-def _write_sums(e: LateWalk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
+def _store_all(e: LateWalk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
     """A row of partial results; those of teams that are not there, where fewer fit, are neutral."""
-    total, splits = e.tile.r_total, e.schedule.parts
-    e.out.line(f"partial = team * {total} + first")
-    for expr in columns:
-        for chunk in chunks:
-            store_partial(e, expr, chunk, sums_of(expr, chunk))
-    if teams_of(e) == splits:
+    store_sums(e, columns, chunks, "team")
+    if teams_of(e) == e.schedule.parts:
         return
-    e.out.line(f"for spare in tl.range(team + teams, {splits}, teams, num_stages=1):")
-    e.out.depth += 1
-    e.out.line(f"partial = spare * {total} + first")
-    for expr in columns:
-        for chunk in chunks:
-            store_partial(e, expr, chunk, accumulator(expr).start(e.tile.shape_of(chunk)))
-    e.out.depth -= 1
+    with e.out.loop("spare", "team + teams", str(e.schedule.parts), "teams"):
+        store_sums(e, columns, chunks, "spare", is_neutral=True)
 
 
 def teams_of(e: LateWalk) -> int:

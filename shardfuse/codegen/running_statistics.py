@@ -1,6 +1,7 @@
-"""Running statistics: (max, sum of exponentials) of a softmax, (sum, sum of squared distances) of a variance.
+"""Reductions of a body, running statistics among them: what a loop carries, what registers hold, what members merge.
 
-A loop takes elements in lane by lane.  Parts, lanes of a program and members of a team, are merged by one rule::
+Running statistics are (max, sum of exponentials) of a softmax and (sum, sum of squared distances) of a variance.  A
+loop takes elements in lane by lane.  Parts, lanes of a program and members of a team, are merged by one rule::
 
     M = max(m);  S = sum(s * exp(m - M));  D = sum(d + n (m - M))
     T = sum(t);  Q = sum(q + n (t / n - T / N)²)
@@ -11,18 +12,19 @@ back at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import is_statistic
+from ..ir.op import Reduce, Statistic, is_statistic
 from ..kernel_functions import texts_of
 from ..schedulers.limits import power_of_two
-from .accumulators import Accumulator, accumulators
+from .accumulators import Accumulator, accumulator, accumulators
 from .arithmetic import TRITON_TYPE
+from .combining import accumulate, across_blocks, combined
 from .emitter import Emitter
 from .packed import Packed
-from .source import MARGIN
+from .statements import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk
 from .words import largest_of_words
 
@@ -34,18 +36,17 @@ LOWEST = {DataType.Float: "-3.4028234663852886e38", DataType.Double: "-1.7976931
 
 def write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
     """Lanes that have taken nothing in."""
-    shape = _lanes(e, chunk)
     first, *rest = accumulators(expr)
-    start = first.start(shape)
-    if is_statistic(expr.op, "online_softmax"):
-        start = f"tl.full({shape}, {LOWEST[first.dtype]}, {TRITON_TYPE[first.dtype]})"
     suffix = chunk.piece.suffix
     if counts_lanes(expr):
         counts = str(_lanes_along_r(e, chunk)) if chunk.is_masked else "[]"
         e.out.line(f"{expr.output}_n{suffix} = {rest[0].start(counts)}")
-    e.out.line(f"{expr.output}_acc{suffix} = {start}")
-    for out, acc in zip(expr.outputs[1:], rest, strict=True):
-        e.out.line(f"{out}_acc{suffix} = {acc.start(shape)}")
+    shape = _lanes(e, chunk) if isinstance(expr.op, Statistic) else e.tile.shape_of(chunk)
+    starts = [first.start(shape), *(acc.start(shape) for acc in rest)]
+    if is_statistic(expr.op, "online_softmax"):
+        starts[0] = f"tl.full({shape}, {LOWEST[first.dtype]}, {TRITON_TYPE[first.dtype]})"
+    for out, start in zip(expr.outputs, starts, strict=True):
+        e.out.line(f"{out}_acc{suffix} = {start}")
 
 
 def counts_lanes(expr: Expr) -> bool:
@@ -55,6 +56,11 @@ def counts_lanes(expr: Expr) -> bool:
 
 def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") -> None:
     """One turn of the loop, whose block begins at ``start``."""
+    if isinstance(expr.op, Reduce):
+        acc, name = accumulator(expr), f"{expr.output}_acc{chunk.piece.suffix}"
+        e.use(acc.helper)
+        accumulate(e, acc, name, e.combine(expr, e.value(expr.tensors[0], chunk), chunk))
+        return
     n = f"{expr.output}_n{chunk.piece.suffix}"
     a, b, *more = (f"{t}_acc{chunk.piece.suffix}" for t in expr.outputs)
     x = e.value(expr.tensors[0], chunk)
@@ -85,6 +91,10 @@ def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") ->
 
 def across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
     """The lanes of a loop merged: names of what this program has."""
+    suffixes = [piece.suffix for piece in e.tile.pieces]
+    lanes = [[f"{t}_acc{suffix}" for suffix in suffixes] for t in expr.outputs]
+    if isinstance(expr.op, Reduce):
+        return (across_blocks(e, str(expr.output), accumulator(expr), lanes[0]),)
     names = tuple(f"{t}_part" for t in expr.outputs) if e.schedule.members else _final(e, expr)
 
     def reduced(k: int, texts: Sequence[str]) -> str:
@@ -93,8 +103,6 @@ def across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
     def spread(text: str) -> list[str]:
         return [e.tile.expanded(t) for t in e.along_columns(names[0], accumulators(expr)[0], text)]
 
-    suffixes = [piece.suffix for piece in e.tile.pieces]
-    lanes = [[f"{t}_acc{suffix}" for suffix in suffixes] for t in expr.outputs]
     counts = [f"{expr.output}_n{suffix}" for suffix in suffixes]
     return _merged(e, expr, lanes, names, reduced, spread, counts, _own_count(e))
 
@@ -160,7 +168,18 @@ def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
 
 
 def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
-    """What this program has of ``expr``, its row, or its part of a team's, being in registers."""
+    """What this program has of ``expr``, its row, or its part of a team's, being in registers.
+
+    Chunks are combined lane by lane: one reduction across the lanes is left, which does not grow with the row.
+    """
+    if isinstance(expr.op, Reduce):
+        acc = accumulator(expr)
+        blocks: list[str] = []
+        for piece in e.tile.pieces:
+            own = [c for c in chunks if c.piece == piece]
+            texts = (e.combine(expr, e.value(expr.tensors[0], chunk), chunk) for chunk in own)
+            blocks.append(combined(e, acc, f"{expr.output}_acc{piece.suffix}", texts))
+        return (across_blocks(e, str(expr.output), acc, blocks),)
     if is_statistic(expr.op, "welford") and e.schedule.accumulated > 1:
         return _taken_in(e, expr, chunks)
     pieces = e.tile.pieces
@@ -210,60 +229,13 @@ def _taken_in(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...
     return across_lanes(e, expr)
 
 
-def combined(e: Emitter, acc: Accumulator, name: str, terms: Iterable[str]) -> str:
-    """Chunks combined lane by lane, in order: their text, or ``name``."""
-    if isinstance(e, Packed):
-        return _stepwise(e, acc, name, terms)
-    texts = list(terms)
-    joined = " + ".join(texts)
-    if len(texts) == 1 or (not acc.helper and len(joined) < MARGIN - 40):
-        return joined
-    e.out.line(f"{name} = {texts[0]}")
-    for text in texts[1:] if acc.helper else _packed(texts[1:]):
-        accumulate(e, acc, name, text)
-    return name
-
-
-def _stepwise(e: Packed, acc: Accumulator, name: str, terms: Iterable[str]) -> str:
-    """A chunk is taken in and forgotten before the next is looked at."""
-    for k, text in enumerate(terms):
-        if k:
-            accumulate(e, acc, name, text)
-        else:
-            e.out.line(f"{name} = {text}")
-        e.forget()
-    return name
-
-
-def across_blocks(e: Emitter, name: str, acc: Accumulator, blocks: Sequence[str]) -> str:
-    """A block for each piece of the columns, reduced to one value, or one for each column or group."""
-    found = e.across_lanes(name, acc, blocks)
-    return found[0] if len(found) == 1 else combined(e, acc, f"{name}_groups", found)
-
-
-def _packed(texts: Sequence[str]) -> list[str]:
-    """Sums of ``texts`` that fit on a line each."""
-    lines = [""]
-    for text in texts:
-        joined = f"{lines[-1]} + {text}" if lines[-1] else text
-        if len(joined) < MARGIN - 40:
-            lines[-1] = joined
-        elif lines[-1]:
-            lines.append(text)
-        else:
-            lines[-1] = text
-    return lines
-
-
-def accumulate(e: Emitter, acc: Accumulator, name: str, text: str) -> None:
-    e.out.line(f"{name} = {acc.combined(name, text)}" if acc.helper else f"{name} += {text}")
-
-
 # parts of a team, and the end
 
 
 def across_members(e: Emitter, expr: Expr, texts: Sequence[str]) -> tuple[str, ...]:
     """``texts``: the results of all members.  Names of the merged ones."""
+    if isinstance(expr.op, Reduce):
+        return (accumulator(expr).reduced(texts[0], 0),)
     parts = [f"{t}_parts" for t in expr.outputs]
     for name, text in zip(parts, texts, strict=True):
         e.out.line(f"{name} = {text}")
@@ -301,6 +273,7 @@ def give(e: Emitter, expr: Expr, names: Sequence[str]) -> None:
         texts = [f'tl.where({b} == 0, float("-inf"), {a})']
         texts += [f'tl.where({b} == 0, float("nan"), {name})' for name in names[1:]]
     for out, acc, text in zip(expr.outputs, accumulators(expr), texts, strict=True):
+        e.use(acc.helper)
         e.give(out, acc, text)
 
 

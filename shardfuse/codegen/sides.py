@@ -15,10 +15,11 @@ from math import gcd, prod
 
 from ..ir.digits import Axis
 from ..ir.layout import local_extent
-from ..schedulers.limits import INT32_LIMIT, power_of_two
+from ..schedulers.limits import power_of_two
 from .bodies import load_and_compute
 from .emitter import Emitter
-from .indexing import dynamic_terms, groups
+from .indexing import dynamic_terms, groups, integer, promise
+from .statements import Statement
 from .tile import Chunk, Strides
 from .window_loads import Bound
 
@@ -88,17 +89,15 @@ def write_flat(e: Emitter) -> None:
         e.store(tensor, chunk)
 
 
-def turned_index(e: Sided) -> tuple[dict[str, tuple[int, str]], list[str]]:
+def turned_index(e: Sided) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
     """Extent arguments with their values and types, and the lines that make ``b``, ``y`` and ``x``."""
     integers: dict[str, tuple[int, str]] = {}
-    lines: list[str] = []
+    lines: list[Statement] = []
     for name, value, block in ((ALONG, e.along, e.x_block), (ACROSS, e.across, e.y_block)):
-        integers[name] = (value, "tl.int64" if value >= INT32_LIMIT else "tl.int32")
-        divisor = gcd(value, 16)
-        if value % block and divisor > 1:
-            lines.append(f"{name} = {name} // {divisor} * {divisor}")
+        integers[name] = integer(value)
+        lines += promise(name, value) if value % block else []
     wide = ".to(tl.int64)" if e.tile.x_wide else ""
-    lines.append(f"program = tl.program_id(0){wide}")
+    lines.append(f"program = {e.program}{wide}")
     columns, rows = f"tl.cdiv({ALONG}, {e.x_block})", f"tl.cdiv({ACROSS}, {e.y_block})"
     lines.append(f"x = program % {columns} * {e.x_block} + tl.arange(0, {e.x_block})[None, :]")
     row = f"program // {columns}"
@@ -110,14 +109,14 @@ def turned_index(e: Sided) -> tuple[dict[str, tuple[int, str]], list[str]]:
         lines.append(f"x_mask = x < {ALONG}")
     if e.across % e.y_block:
         lines.append(f"y_mask = y < {ACROSS}")
-    return integers, ["    " + line for line in lines]
+    return integers, lines
 
 
-def rows_index(e: Sided) -> list[str]:
+def rows_index(e: Sided) -> list[Statement]:
     """The lines that make ``b`` and ``x``.  The length of a row is literal: each program divides by it."""
     along, block = e.along, e.x_block
-    blocks, program = -(-along // block), "tl.program_id(0)"
-    lines: list[str] = []
+    blocks, program = -(-along // block), e.program
+    lines: list[Statement] = []
     if e.tile.x_total > along:
         row = f"{program} // {blocks}" if blocks > 1 else program
         lines.append(f"b = ({row}).to(tl.int64)" if e.tile.x_wide else f"b = {row}")
@@ -125,7 +124,7 @@ def rows_index(e: Sided) -> list[str]:
     lines.append(f"x = {program} * {block} + tl.arange(0, {block})" if blocks > 1 else f"x = tl.arange(0, {block})")
     if along % block:
         lines.append(f"x_mask = x < {along}")
-    return ["    " + line for line in lines]
+    return lines
 
 
 # rows of a window
@@ -157,7 +156,7 @@ def where_whole(e: Emitter) -> str | None:
         ends += [b.stop for b in window.bounds if gcd(b.stop, 16) * tensor.dtype.itemsize < e.plan.device.access_bytes]
     if not ends:
         return None
-    last, program = min(b.stop for w in e.tile.windows.values() for b in w.bounds), "tl.program_id(0)"
+    last, program = min(b.stop for w in e.tile.windows.values() for b in w.bounds), e.program
     if isinstance(e, Sided):
         block, blocks = e.x_block, -(-e.along // e.x_block)
         return f"{program} % {blocks} < {last // block}" if last >= block and blocks > 1 else None

@@ -9,6 +9,14 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.scalar import Scalar
 from ..schedulers.schedule import Schedule
+from .statements import Statement, function_text
+
+PROGRAM = "tl.program_id(0)"
+"""Which block the kernel of a launch computes."""
+BLOCK = "block"
+"""Which block the function of a later stage of a launch computes: its last parameter."""
+MAILBOX = "mailbox_ptr"
+"""The first argument of a kernel whose programs or ranks wait for each other."""
 
 _OF_DENORMALS = (
     *("tl.log(", "tl.log2(", "libdevice.atan2(", "libdevice.erfcinv(", "libdevice.fmod(", "libdevice.lgamma("),
@@ -53,8 +61,8 @@ class KernelSource:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a kernel's text is put together from.  ``lines``: of the body; ``integers``: name to value and type.
+class Kernel:
+    """What a kernel's text is put together from.  ``integers``: name to value and type; the rest as ``KernelSource``'s.
 
     ``x_block``: kept elements of a block.
     """
@@ -62,80 +70,44 @@ class Parts:
     name: str
     comments: str
     helpers: Mapping[str, str]
-    parameters: tuple[str, ...]
-    not_specialised: tuple[str, ...]
-    lines: tuple[str, ...]
+    tensors: tuple[BoundTensor, ...]
     scalars: tuple[Scalar, ...]
     integers: Mapping[str, tuple[int, str]]
+    body: Sequence[Statement]
     grid: int
-    num_warps: int
-    num_stages: int
-    max_registers: int | None
-    mailbox: int
-    x_block: int
     schedule: Schedule
+    x_block: int
+    mailbox: int
+    is_cooperative: bool
 
+    @property
+    def pointers(self) -> list[str]:
+        return [f"{t}_ptr" for t in self.tensors]
 
-MARGIN = 120
-"""Characters of a line of generated text, at most, as of this package's."""
+    @property
+    def parameters(self) -> dict[str, str]:
+        """By name, with the types of numbers."""
+        floats = {s.name: "tl.float64" if s.dtype.is_floating else "tl.int64" for s in self.scalars}
+        pointers = dict.fromkeys([*([MAILBOX] if self.mailbox else []), *self.pointers], "")
+        return pointers | floats | {name: kind for name, (_, kind) in self.integers.items()}
 
+    def function(self, *more: str, not_specialised: Sequence[str] = ()) -> str:
+        """Its text, with ``more`` parameters."""
+        given = [f"{name}: {kind}" if kind else name for name, kind in self.parameters.items()]
+        return function_text(self.name, [*given, *more], self.body, not_specialised=not_specialised)
 
-class Writer:
-    """Lines of Python, with indentation and single blank lines between paragraphs."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.depth = 1
-
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text)
-
-    def paragraph(self) -> None:
-        if self.lines and self.lines[-1]:
-            self.lines.append("")
-
-    def text(self) -> str:
-        while self.lines and not self.lines[-1]:
-            self.lines.pop()
-        return "\n".join(self.lines) + "\n"
-
-
-def body_text(comments: str, helpers: Mapping[str, str]) -> str:
-    """What stands above a kernel's function: the IR in comments, imports, and the functions that it calls."""
-    imports = "import triton\nimport triton.language as tl\n" + helpers.get("libdevice", "")
-    functions = "".join(f"{text}\n\n" for name, text in helpers.items() if name != "libdevice")
-    return f"{comments}\n{imports}\n\n{functions}"
-
-
-def signature(name: str, parameters: list[str], not_specialised: list[str]) -> str:
-    """``def`` with its decorator, broken over lines as the formatter breaks them."""
-    quoted = ", ".join(f'"{p}"' for p in not_specialised)
-    decorator = f"@triton.jit(do_not_specialize=[{quoted}])" if quoted else "@triton.jit"
-    joined = ", ".join(parameters)
-    if len(f"def {name}({joined}):") <= MARGIN:
-        return f"{decorator}\ndef {name}({joined}):\n"
-    if len(joined) + 4 <= MARGIN:
-        return f"{decorator}\ndef {name}(\n    {joined}\n):\n"
-    listed = "".join(f"    {p},\n" for p in parameters)
-    return f"{decorator}\ndef {name}(\n{listed}):\n"
-
-
-def call_of(target: str, name: str, arguments: Sequence[str], depth: int) -> list[str]:
-    """``target = name(arguments)``, which will stand at ``depth``, broken over lines as the formatter breaks it."""
-    joined, margin = ", ".join(arguments), MARGIN - 4 * depth
-    whole = f"{target} = {name}({joined})"
-    if len(whole) <= margin:
-        return [whole]
-    listed = [f"    {joined}"] if len(joined) + 4 <= margin else [f"    {a}," for a in arguments]
-    return [f"{target} = {name}(", *listed, ")"]
-
-
-def tuple_of(target: str, values: Sequence[str]) -> list[str]:
-    """``target = values``, one level deep, broken over lines as the formatter breaks it."""
-    whole = f"    {target} = {', '.join(values)}{',' if len(values) == 1 else ''}"
-    if len(whole) <= MARGIN:
-        return [whole]
-    return [f"    {target} = (", *(f"        {v}," for v in values), "    )"]
+    def source(self, *, contracts: bool) -> KernelSource:
+        """The file: the IR in comments, imports, the functions that the kernel calls, and its own."""
+        imports = "import triton\nimport triton.language as tl\n" + self.helpers.get("libdevice", "")
+        functions = "".join(f"{text}\n\n" for name, text in self.helpers.items() if name != "libdevice")
+        not_specialised = [*(s.name for s in self.scalars if not s.dtype.is_floating), *self.integers]
+        text = f"{self.comments}\n{imports}\n\n{functions}{self.function(not_specialised=not_specialised)}"
+        launch = self.schedule.launch
+        return KernelSource(
+            self.name, text, self.tensors, self.scalars, tuple(value for value, _ in self.integers.values()),
+            self.grid, launch.warps, launch.stages, launch.registers, self.mailbox, self.is_cooperative,
+            schedule=self.schedule, contracts=contracts,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,14 +118,3 @@ class Text:
     dtype: DataType
     has_x: bool
     has_r: bool
-
-
-def in_branches(test: str, whole: Sequence[str], masked: Sequence[str]) -> list[str]:
-    """Lines that run ``whole`` where a program passes ``test``, and ``masked`` in the others, at an end."""
-    return ["", f"    if {test}:", *_within(whole), "    else:", *_within(masked)]
-
-
-def _within(lines: Sequence[str]) -> list[str]:
-    """A branch of ``lines``, without blank ones at the ends."""
-    text = "\n".join(f"    {line}" if line else "" for line in lines).strip("\n")
-    return text.split("\n")

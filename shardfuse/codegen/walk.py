@@ -7,19 +7,18 @@ What is the same for all rows is loaded before it; sums of columns leave behind 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 
 from ..analysis.paired_reductions import first_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce, is_reduction
-from ..schedulers.limits import INT32_LIMIT, WARP, chunk_widths, least_chunk
+from ..schedulers.limits import WARP, chunk_widths, least_chunk
 from .accumulators import accumulator
 from .bodies import load_and_compute
+from .combining import accumulate
 from .emitter import Emitter
-from .indexing import dynamic_terms, groups
-from .running_statistics import accumulate
-from .source import Writer
+from .indexing import dynamic_terms, groups, integer, promise
+from .statements import Loop, Statement, Writer
 from .tile import X_SIZE, Chunk, Strides
 
 
@@ -85,35 +84,33 @@ def write_walk(e: Walk) -> None:
         for chunk in chunks:
             write_invariant(e, wanted, chunk)
     e.out.paragraph()
-    for expr in columns:
-        for chunk in chunks:
-            e.out.line(f"{sums_of(expr, chunk)} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
+    write_sums(e, columns, chunks)
     e.out.paragraph()
-    e.out.lines += _walked(e, chunks, columns, stored)
+    e.out.add([_walked(e, chunks, columns, stored)])
     e.out.paragraph()
-    e.out.line(f"partial = program * {e.tile.r_total}")
-    for expr in columns:
-        for chunk in chunks:
-            store_partial(e, expr, chunk, sums_of(expr, chunk))
+    store_sums(e, columns, chunks, "program")
 
 
 def write_invariant(e: Walk, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
     """Values that are the same for all rows of the walk."""
-    invariant = [t for t in e.needed(wanted, chunk) if not e.space.is_walked(t)]
-    e.load_needed(invariant, chunk)
-    for tensor in invariant:
-        e.value(tensor, chunk)
+    e.make([t for t in e.needed(wanted, chunk) if not e.space.is_walked(t)], chunk)
 
 
-def _walked(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> list[str]:
-    """The loop, with the offsets that change from row to row at its head."""
+def _walked(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> Loop:
+    """The loop, with the offsets that change from row to row at its head.
+
+    Programs take rows in turn, so that those of one moment lie side by side in memory.
+    """
     before = e.out, e.head
     e.out, e.head = Writer(), Writer()
-    e.out.depth = e.head.depth = 2
     _write_row(e, chunks, columns, stored)
-    body = [*_row_lines(e), *e.head.lines, "", *e.out.lines]
+    body = [*_row_lines(e), *e.body]
     e.out, e.head = before
-    return [*(f"    {line}" for line in _loop_lines(e)), *body]
+    schedule, block = e.schedule, e.tile.x_block
+    split = "program" if e.y_total == 1 else f"program % {schedule.parts}"
+    first = split if block == 1 else f"{split} * {block}"
+    name = "x" if block == 1 and e.y_total == 1 else "start"
+    return Loop(name, first, X_SIZE, schedule.parts * block, schedule.launch.stages, body)
 
 
 def _write_row(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> None:
@@ -226,17 +223,6 @@ def _add_up(e: Emitter, name: str, texts: Sequence[str]) -> None:
         e.out.line(f"{name} = {name} + {text}")
 
 
-def _loop_lines(e: Walk) -> list[str]:
-    """Programs take rows in turn, so that those of one moment lie side by side in memory."""
-    schedule, block = e.schedule, e.tile.x_block
-    split = "program" if e.y_total == 1 else f"program % {schedule.parts}"
-    first = split if block == 1 else f"{split} * {block}"
-    name = "x" if block == 1 and e.y_total == 1 else "start"
-    return [
-        f"for {name} in tl.range({first}, {X_SIZE}, {schedule.parts * block}, num_stages={schedule.launch.stages}):"
-    ]
-
-
 def _row_lines(e: Walk) -> list[str]:
     """The row or rows of this turn."""
     lines: list[str] = []
@@ -247,37 +233,48 @@ def _row_lines(e: Walk) -> list[str]:
         lines.append(f"x = y * {X_SIZE} + {rows}")
     elif e.tile.x_block > 1:
         lines.append(f"x = {rows}")
-    return [f"        {line}" for line in lines]
+    return lines
 
 
-def store_partial(e: Walk, expr: Expr, chunk: Chunk, text: str) -> None:
-    """``text``: of a chunk's sums, stored behind ``partial``."""
-    acc = accumulator(expr)
-    if e.tile.x_lanes:
-        text = f"{acc.reduced(text, 0)}[None, :]"
-    if acc.is_logical:
-        text = f"{text} != 0"
-    at = f" + {chunk.start}" if chunk.start else ""
-    mask = f", mask={chunk.mask}" if chunk.is_masked else ""
-    e.out.line(f"tl.store({expr.output}_ptr + partial{at} + {chunk.lane}, {text}{mask})")
+def write_sums(e: Walk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
+    """Sums of no rows."""
+    for expr in columns:
+        for chunk in chunks:
+            e.out.line(f"{sums_of(expr, chunk)} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
 
 
-def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[str]]:
-    """Extent arguments with their values and types, and the lines before everything else."""
+def store_sums(
+    e: Walk, columns: Sequence[Expr], chunks: Sequence[Chunk], row: str, *, is_neutral: bool = False
+) -> None:
+    """The sums, or neutral ones, as ``row`` of the partial results."""
+    first = " + first" if e.schedule.members else ""
+    e.out.line(f"partial = {row} * {e.tile.r_total}{first}")
+    for expr in columns:
+        acc = accumulator(expr)
+        for chunk in chunks:
+            text = acc.start(e.tile.shape_of(chunk)) if is_neutral else sums_of(expr, chunk)
+            if e.tile.x_lanes:
+                text = f"{acc.reduced(text, 0)}[None, :]"
+            if acc.is_logical:
+                text = f"{text} != 0"
+            at = f" + {chunk.start}" if chunk.start else ""
+            mask = f", mask={chunk.mask}" if chunk.is_masked else ""
+            e.out.line(f"tl.store({expr.output}_ptr + partial{at} + {chunk.lane}, {text}{mask})")
+
+
+def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
+    """Extent arguments with their values and types, and the statements before everything else."""
     tile = e.tile
     rows = tile.walk_total
-    lines: list[str] = []
-    divisor = gcd(rows, 16)
-    if tile.x_masked and divisor > 1 and not e.space.is_invariant:
-        lines.append(f"{X_SIZE} = {X_SIZE} // {divisor} * {divisor}")
+    lines: list[Statement] = []
+    lines += promise(X_SIZE, rows) if tile.x_masked and not e.space.is_invariant else []
     chunks = e.chunks()
     blocks = {c.lane: c.block or 1 for c in chunks}
     lines += [f"{lane} = {tile.lanes(block, reduced=True)}" for lane, block in blocks.items()]
-    lines.append("program = tl.program_id(0).to(tl.int64)")
+    lines.append(f"program = {e.program}.to(tl.int64)")
     if e.y_total > 1:
         lines.append(f"y = program // {e.schedule.parts}")
     if tile.x_lanes:
         lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}")
     lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]
-    kind = "tl.int64" if rows >= INT32_LIMIT else "tl.int32"
-    return {X_SIZE: (rows, kind)}, ["    " + line for line in lines]
+    return {X_SIZE: integer(rows)}, lines

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Cast
+from .arithmetic import converted
 from .emitter import Emitter
 from .loads import EVICT_LAST
+from .source import Text
 from .tile import Chunk
 
 UNPACK = {DataType.BFloat16: "unpacked_bf16", DataType.Half: "unpacked_fp16"}
@@ -23,6 +25,18 @@ class Words(Emitter):
     def words_of(self, tensor: BoundTensor, chunk: Chunk) -> str | None:
         """The name of the words that hold a chunk of ``tensor``; ``None`` where none do."""
         raise NotImplementedError
+
+    def begin(self) -> None:
+        """Lines that a row begins with."""
+
+    def widened(self, tensor: BoundTensor, chunk: Chunk, words: str, *, is_packed: bool) -> Text:
+        """The value of what was loaded as ``words``.  ``is_packed``: two values in each?"""
+        name = self.name(tensor, chunk)
+        if not is_packed:
+            text = converted(words, tensor.dtype, tensor.dtype.compute)
+            return self.assign(name, text, tensor.dtype.compute, False, True)
+        self.use(UNPACK[tensor.dtype])
+        return self.assign(name, f"{UNPACK[tensor.dtype]}({words})", DataType.Float, False, True)
 
     def whole_words(self, tensor: BoundTensor, chunk: Chunk, name: str) -> str:
         """Text of what is loaded of ``tensor``, as it is; lines that lead to it may use ``name``.

@@ -12,7 +12,8 @@ recorded as, with no walk over the row::
 
     T4 = where(0 <= T0 < 50257, -1.0, 0); T5 = mul(T4, T1); T6 = mul(0, T1); T7 = add(T5, T6)
 
-T0: %label, T1: %scale.  T6, the other elements, is NaN where the scale is not finite.
+T0: %label, T1: %scale.  T6, the other elements, is NaN where the scale is not finite.  Casts on the way, as autocast
+puts them behind the product, are those of the one element, which they round as they would have in the row.
 """
 
 from __future__ import annotations
@@ -46,36 +47,52 @@ def one_of_each_row(t: Translation, node: Node) -> TensorView | None:
     if len(axes) != 1:
         return None
     at = axes[0] % len(shape)
-    products: list[tuple[Node, torch.dtype]] = []
-    while x.target is aten.mul.Tensor:
-        sides = [a for a in x.args if isinstance(a, Node)]
-        along = [a for a in sides if _is_along(a, at, len(shape))]
-        if len(sides) != 2 or len(along) != 1 or tensor_of(x).dtype == torch.bool:
-            return None
-        products += [(a, tensor_of(x).dtype) for a in sides if a not in along]
-        (x,) = along
+    x, steps = _steps_to(x, at, len(shape))
+    products = [factor for factor, _ in steps if factor is not None]
     if x.target is not aten.where.self or known(shape[at]) < 0:
         return None
     test, one, other = (cast(Node, a) for a in x.args)
     index, value = _index(test, at, shape), _number(one, tensor_of(x).dtype)
     if index is None or value is None or _number(other, tensor_of(other).dtype) != 0:
         return None
-    place, scales = t.values.get(index), [t.values.get(f) for f, _ in products]
+    place, scales = t.values.get(index), [t.values.get(f) for f in products]
     if not all(isinstance(v, TensorView) for v in (place, *scales)):
         return None
-    if not _reach([tensor_of(n) for n in (index, *(f for f, _ in products))], at, shape):
+    if not _reach([tensor_of(n) for n in (index, *products)], at, shape):
         return None
     dtype = data_type(tensor_of(x).dtype)
     place = t.ops.cast(t.tensor(index), DataType.Int)  # a narrow type does not hold the length of the row
     inside = t.ops.logical_and(t.ops.ge(place, 0), t.ops.lt(place, known(shape[at])))
     rest = t.ops.full([], 0, dtype) if dtype is not DataType.Bool else t.ops.full([], False, dtype)
     found = t.ops.where(inside, t.ops.full([], value, dtype), rest)
-    for factor, made in reversed(products):
-        found, rest = (t.ops.cast(t.ops.mul(v, t.tensor(factor)), data_type(made)) for v in (found, rest))
+    for factor, made in reversed(steps):
+        scaled = (v if factor is None else t.ops.mul(v, t.tensor(factor)) for v in (found, rest))
+        found, rest = (t.ops.cast(v, data_type(made)) for v in scaled)
     if found.dtype.is_floating:
         # the sum of the other elements: NaN where a factor is not finite, and else a zero that is not below 0
         found = t.ops.add(found, t.ops.add(rest, 0.0))
     return found if argument(node, 2, "keepdim", False) else t.ops.squeeze(found, [at])
+
+
+def _steps_to(x: Node, at: int, ndim: int) -> tuple[Node, list[tuple[Node | None, torch.dtype]]]:
+    """What ``x`` is made of by products and casts of floats, the last first: the factor, which has one value for each
+    row, or None of a cast, and the type of the result."""
+    steps: list[tuple[Node | None, torch.dtype]] = []
+    while True:
+        made = tensor_of(x).dtype
+        if x.target is prims.convert_element_type.default:
+            source = cast(Node, x.args[0])
+            if not (made.is_floating_point and tensor_of(source).dtype.is_floating_point):
+                return x, steps
+            steps.append((None, made))
+            x = source
+            continue
+        sides = [a for a in x.args if isinstance(a, Node)]
+        along = [a for a in sides if _is_along(a, at, ndim)]
+        if x.target is not aten.mul.Tensor or len(sides) != 2 or len(along) != 1 or made == torch.bool:
+            return x, steps
+        steps += [(a, made) for a in sides if a not in along]
+        (x,) = along
 
 
 def _reach(tensors: Sequence[torch.Tensor], at: int, shape: torch.Size) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
@@ -18,10 +18,8 @@ def no_autocast(device_type: str) -> AbstractContextManager[object]:
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else _AS_IT_IS
 
 
-def outside_autocast(run: Callable[..., R], device_type: str, functions: Iterable[str]) -> Callable[..., R]:
-    """``run`` with its ops as they are without autocast, where ``functions``, which it calls, are more than kernels."""
-    if all(name.startswith("kernel_") for name in functions):
-        return run
+def outside_autocast(run: Callable[..., R], device_type: str) -> Callable[..., R]:
+    """``run`` with its ops as they are without autocast."""
     is_enabled = torch.is_autocast_enabled
 
     def run_plainly(*arguments: object) -> R:

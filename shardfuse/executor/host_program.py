@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import cast
 
 import torch
@@ -16,9 +15,13 @@ from ..mesh.calls import NO_CALL, Call
 from ..segments.segment import Segment
 from .bound_collectives import Unbound
 from .kernel import Kernel
-from .storage import only_addressed
+from .launch import begin_on, current_on, queue_on
+from .storage import empty_on, over
+from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
+DEVICE_CALLS = ("begin", "queue_now", "start", "wait", "empty", "over", "current_device", "on_device")
+"""The names of `device_calls`, on a GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,18 +48,13 @@ class Program:
     """What its ranks know it as."""
     is_fresh: bool = False
     """Is each output contiguous, in a storage that nothing else has?"""
+    by_address: frozenset[int] = frozenset()
+    """Which inputs matter by their address alone, to kernels and to NCCL."""
     note: Callable[[Call], None] | None = None
     """Notes each call of it, given ``call``, which the watchdog compares with the other ranks'.
 
     ``None`` where they send one another nothing in it.
     """
-
-    @cached_property
-    def by_address(self) -> frozenset[int]:
-        """Which inputs matter by their address alone, to kernels and to NCCL."""
-        head, *lines = self.apart.splitlines()
-        names = re.findall(r"\w+", head.removeprefix("def program"))
-        return frozenset(k for k, name in enumerate(names) if only_addressed(name, lines))
 
     def bound_to(self, functions: Mapping[str, object]) -> Host:
         """The program with its names standing for ``functions``, kernel by kernel."""
@@ -71,6 +69,14 @@ def bound_text(text: str, names: Mapping[str, object]) -> Host:
         if isinstance(function, Unbound):  # from its second call on the program calls what was found
             function.tell(partial(space.__setitem__, name))
     return cast(Host, space["program"])
+
+
+def device_calls(device: torch.device) -> dict[str, object]:
+    """What a program calls whatever it runs, each by its name in the text: handles, storage, the stream beside."""
+    start, wait = start_and_wait(device)
+    calls: dict[str, object] = {"begin": begin_on(device), "queue_now": queue_on(device), "start": start, "wait": wait}
+    calls |= {"empty": empty_on(device), "over": over}
+    return calls | (current_on(device) if device.type == "cuda" else {})
 
 
 def label_of(segment: Segment) -> str:

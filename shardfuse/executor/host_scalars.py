@@ -15,22 +15,23 @@ from ..ir.scalar import Number, Scalar
 from ..mesh import current_rank
 from ..ops.host import host_value, to_number
 from . import collective_calls
+from .steps import Call, Rename, Step
 
 
-def host_lines(fusion: BoundFusion, names: dict[str, object], device: torch.device) -> list[str]:
-    """Lines of the program; the functions that they call are put in ``names``."""
-    lines: list[str] = []
+def host_steps(fusion: BoundFusion, device: torch.device) -> list[Step]:
+    """What a program works out in each call."""
+    steps: list[Step] = []
     for k, expr in enumerate(fusion.host):
+        made = expr.output.name
         match expr.op:
             case RngSeed():
-                names["draw_seed"] = SeedSource(device, _ranks(fusion))
-                lines.append(f"{expr.output.name}, {expr.output.name}_offset = draw_seed()")
+                steps.append(Call((made, f"{made}_offset"), "draw_seed", SeedSource(device, _ranks(fusion)), ()))
             case RngOffset():
-                lines.append(f"{expr.output.name} = {expr.inputs[0].name}_offset")
+                steps.append(Rename(made, f"{expr.inputs[0].name}_offset"))
             case Pointwise() | Cast():
-                names[f"host_{k}"] = _function(expr.op, expr)
-                lines.append(f"{expr.output.name} = host_{k}({', '.join(map(scalar_text, expr.inputs))})")
-    return lines
+                given = tuple(map(scalar_text, expr.inputs))
+                steps.append(Call((made,), f"host_{k}", _function(expr.op, expr), given))
+    return steps
 
 
 def host_values(fusion: BoundFusion, known: Mapping[Scalar, Number], device: torch.device) -> dict[Scalar, Number]:

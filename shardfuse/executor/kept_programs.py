@@ -18,14 +18,11 @@ import torch
 from ..codegen.source import KernelSource
 from ..ir.dtype import DataType
 from .driver import open_driver
-from .host_program import Program, bound_text
+from .host_program import DEVICE_CALLS, Program, bound_text, device_calls
 from .kernel import Kernel
-from .launch import begin_on, guard_lines
-from .storage import empty_on, over
 
-_FORM = 1
+_FORM = 2
 """Of what is written: another one is not read."""
-_OF_DEVICE = ("begin", "empty", "over", "current_device", "on_device")
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class _Typed:
 def as_data(program: Program) -> bytes | None:
     """``None`` where something else than kernels runs in it."""
     dtypes = {name: f for name, f in program.functions.items() if isinstance(f, torch.dtype)}
-    known = {*_OF_DEVICE, *dtypes, *program.launched, *program.batches}
+    known = {*DEVICE_CALLS, *dtypes, *program.launched, *program.batches}
     if not program.launched or not known.issuperset(program.functions):
         return None
     kernels = list(dict.fromkeys(program.launched.values()))
@@ -50,6 +47,7 @@ def as_data(program: Program) -> bytes | None:
         "kernels": [_described(kernel.source) for kernel in kernels],
         "launched": {name: kernels.index(kernel) for name, kernel in program.launched.items()},
         "batches": program.batches,
+        "by_address": sorted(program.by_address),
     }
     return json.dumps(found).encode()
 
@@ -64,8 +62,7 @@ def from_data(content: bytes, device: torch.device, directory: Path) -> Program 
     for kernel in kernels:
         kernel.compile(device)
     launched = {name: kernels[k] for name, k in cast("dict[str, int]", found["launched"]).items()}
-    names: dict[str, object] = {"begin": begin_on(device), "empty": empty_on(device), "over": over}
-    guard_lines(device, (), names)
+    names = device_calls(device)
     names.update({name: getattr(torch, name) for name in found["dtypes"]})
     names.update({name: kernel.launcher() for name, kernel in launched.items()})
     batches = {name: tuple(parts) for name, parts in cast("dict[str, list[str]]", found["batches"]).items()}
@@ -75,7 +72,7 @@ def from_data(content: bytes, device: torch.device, directory: Path) -> Program 
     run = bound_text(found["text"], names)
     return Program(
         run, found["text"], functions=functions, apart=found["apart"], launched=launched, batches=batches,
-        kernels=tuple(kernel.source.text for kernel in kernels),
+        by_address=frozenset(found["by_address"]), kernels=tuple(kernel.source.text for kernel in kernels),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -49,15 +49,12 @@ def _is_hooked(runtime: Any) -> bool:
     return bool(getattr(enter, "calls", enter is not None)) or bool(getattr(leave, "calls", leave is not None))
 
 
-def guard_lines(device: torch.device, inputs: Sequence[str], names: dict[str, object]) -> list[str]:
-    """The line of a program that runs it with ``device`` the current one; what it calls is put in ``names``."""
-    if device.type != "cuda":
-        return []
+def current_on(device: torch.device) -> dict[str, object]:
+    """What a program calls to see that ``device``, a GPU, is the current one: ``current_device`` and ``on_device``."""
     index = index_of(device)
 
     def on_device(program: Callable[..., Any], *arguments: object) -> Any:
         with torch.cuda.device(index):
             return program(*arguments)
 
-    names["current_device"], names["on_device"] = torch._C._cuda_getDevice, on_device
-    return [f"if current_device() != {index}: return on_device({', '.join(['program', *inputs])})"]
+    return {"current_device": torch._C._cuda_getDevice, "on_device": on_device}

@@ -5,7 +5,6 @@ A product whose partial sums an all-reduce makes such a chunk of is written ther
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..ir.op import Reduce, StreamCat
 from ..ops.evaluate import chunked
 from ..ops.torch_calls import TORCH_CALLS
 from ..segments.segment import Segment
+from .steps import Address, Cut, LaunchKernel, Step
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,8 @@ def _summand(segment: Segment, maker: Mapping[BoundTensor, Segment]) -> BoundTen
     return source if is_product and axes == tuple(range(len(axes))) and source.dtype is expr.output.dtype else None
 
 
-_CUT = re.compile(r"(?P<parts>.*) = chunks_(?P<whole>\w+)\(\w+\)")
-
-
-def address_chunks(lines: Sequence[str], meta: Mapping[BoundTensor, torch.Tensor], outputs: Sequence[str]) -> list[str]:
-    """``lines`` of a program with addresses for chunks that only kernels read, in place of views.
+def address_chunks(steps: Sequence[Step], outputs: Sequence[str]) -> list[Step]:
+    """``steps`` with addresses for chunks that only kernels read, in place of views.
 
     T6, T7 = chunks_T5(T5)
 
@@ -97,25 +94,24 @@ def address_chunks(lines: Sequence[str], meta: Mapping[BoundTensor, torch.Tensor
     T6 = T5_at + 0
     T7 = T5_at + 128
 
-    meta: layouts, those of chunks within their whole.  outputs: what the program returns, which lives on.
+    outputs: what the program returns, which lives on.
     """
-    by_name, out = {str(t): x for t, x in meta.items()}, list[str]()
-    for k, line in enumerate(lines):
-        found = _CUT.fullmatch(line)
-        parts = found["parts"].split(", ") if found is not None else []
-        used = [[n for n in range(k + 1, len(lines)) if re.search(rf"\b{p}\b", lines[n])] for p in parts]
-        last = max((n for at in used for n in at), default=-1)
-        is_kept = found is not None and (
-            found["whole"] in outputs or any(re.search(rf"\b{found['whole']}\b", x) for x in lines[last + 1 :])
-        )
-        if found is None or not is_kept or not all(lines[n].startswith("kernel_") for at in used for n in at):
-            out.append(line)
+    out = list[Step]()
+    for k, step in enumerate(steps):
+        if not isinstance(step, Cut) or not _are_addressed(step, steps[k + 1 :], outputs):
+            out.append(step)
             continue
-        out.append(f"{found['whole']}_at = {found['whole']}.data_ptr()")
-        for part in parts:
-            x = by_name[part]
-            out.append(f"{part} = {found['whole']}_at + {int(x.storage_offset()) * x.element_size()}")
+        begin = f"{step.whole}_at"
+        out.append(Address(begin, step.whole))
+        out += [Address(part, begin, offset) for part, offset in zip(step.parts, step.offsets, strict=True)]
     return out
+
+
+def _are_addressed(cut: Cut, later: Sequence[Step], outputs: Sequence[str]) -> bool:
+    """Do kernels alone read the chunks, and does the whole live as long as they do?"""
+    used = [k for k, step in enumerate(later) if any(map(step.mentions, cut.parts))]
+    is_kept = cut.whole in outputs or any(step.mentions(cut.whole) for step in later[max(used, default=-1) + 1 :])
+    return is_kept and all(isinstance(later[k], LaunchKernel) for k in used)
 
 
 def in_place(

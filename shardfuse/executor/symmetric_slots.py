@@ -22,12 +22,12 @@ import warnings
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from ..codegen.claims import programs_at_once, within
-from ..codegen.mesh_exchange import Reported, slots_of, table
+from ..codegen.mesh_exchange import Reported, slots_of, table, table_words
 from ..mesh import DeviceMesh, ParallelType
 from ..mesh.groups import current_rank
 from ..mesh.symmetric import Arena, arena
@@ -43,6 +43,10 @@ _LINE = 16
 """Words: two regions share no line of memory."""
 _LEAST = 1 << 13
 """Words of a region at the least: 64 KB are the statistics of 1000 rows of a softmax on two ranks."""
+
+Tables = Mapping[Hashable, torch.Tensor]
+"""Memory for the tables of regions that are to be made, by their keys."""
+_NO_TABLES: Tables = {}
 
 
 @dataclass(eq=False)
@@ -133,6 +137,12 @@ def why_not_together(ranks: Sequence[int]) -> str | None:
     return f"ranks {list(ranks)} do not reach each other's memory" if len(hosts) > 1 or None in hosts else None
 
 
+def hosts_of(ranks: Sequence[int]) -> tuple[str | None, ...]:
+    """By which a plan has exchanges in kernels or not: a definition may outlive a world.  Nothing without an arena."""
+    found = arena()
+    return () if isinstance(found, str) else tuple(found.hosts.get(rank) for rank in ranks)
+
+
 def handed_out() -> int:
     """Words of the arena that this rank's programs have; 0 without one."""
     found = arena()
@@ -146,17 +156,19 @@ def hand_out_from(offset: int) -> None:
     found.used = max(found.used, offset)
 
 
-def decide(text: str, why: str | None, plans: Sequence[KernelPlan] = ()) -> None:
+def decide(text: str, why: str | None, plans: Sequence[KernelPlan] = (), tables: Tables = _NO_TABLES) -> None:
     """Note, as its ranks have agreed, why the program of ``text`` has collectives, for all that are of that text.
 
     why: ``None`` where ``plans``, its kernels, have their slots from now on, or collectives where there is no room.
+    tables: what ``tables_for`` has made of the plans.  With them nothing is allocated here, where a rank that fails
+    would be alone with that.
     """
     found = arena()
     assert not isinstance(found, str), "ranks have told what they have of it"
     why = room(plans) if why is None else why
     if why is None:
         for plan in plans:
-            region_of(plan)
+            region_of(plan, tables)
     found.decided[digest(text)] = why
 
 
@@ -190,15 +202,36 @@ def room(plans: Sequence[KernelPlan]) -> str | None:
     found = arena()
     if isinstance(found, str):
         return found
-    known = {key: region.words for key, region in _regions_of(found).items()}
-    wanted = 0
-    for plan in plans:
-        key, words = _key(known, plan)
-        wanted += words if key not in known else 0
-        known[key] = words
+    wanted = sum(words for words, _ in _new_regions(found, plans).values())
     if found.used + wanted <= found.words:
         return None
     return f"it takes {wanted * 8} bytes, of symmetric memory {(found.words - found.used) * 8} bytes are left"
+
+
+def tables_for(plans: Sequence[KernelPlan]) -> Tables:
+    """Memory for the tables of the regions that a program's kernels do not find, before it is known where these are.
+
+    A rank that has none left says so to the others, which wait to know whether it has.
+    """
+    found = arena()
+    assert not isinstance(found, str), "it was asked for"
+
+    def make() -> dict[Hashable, torch.Tensor]:
+        new = _new_regions(found, plans).items()
+        return {key: torch.empty(table_words(p), dtype=torch.int64, device=found.device) for key, (_, p) in new}
+
+    # the first call may be within the pool of CUDA graph trees
+    return made_to_last(make, found.device)
+
+
+def _new_regions(found: Arena, plans: Sequence[KernelPlan]) -> dict[Hashable, tuple[int, KernelPlan]]:
+    """The regions that ``plans`` do not find: the words of each, and the first kernel that takes it."""
+    known, new = {key: region.words for key, region in _regions_of(found).items()}, dict[Hashable, Any]()
+    for plan in plans:
+        key, words = _key(known, plan)
+        if key not in known:
+            known[key], new[key] = words, (words, plan)
+    return new
 
 
 def is_crowded(plans: Sequence[KernelPlan]) -> bool:
@@ -208,8 +241,8 @@ def is_crowded(plans: Sequence[KernelPlan]) -> bool:
     return any(found.room.left() < min(programs_at_once(p), p.device.multiprocessors // 2) for p in plans)
 
 
-def region_of(plan: KernelPlan) -> Region:
-    """The region of a kernel, found or made; there is room."""
+def region_of(plan: KernelPlan, tables: Tables = _NO_TABLES) -> Region:
+    """The region of a kernel, found or made; there is room.  tables: memory for its table, where that is there."""
     found, exchange = arena(), plan.exchange
     assert not isinstance(found, str), "it was asked for"
     assert exchange is not None, "a kernel whose ranks exchange"
@@ -219,7 +252,8 @@ def region_of(plan: KernelPlan) -> Region:
     if region is None:
         assert found.used + words <= found.words, "its ranks have agreed that there is room"
         ranks = tuple(sorted(exchange.mesh.team(current_rank(), exchange.parallel_type)))
-        table = _table(found, found.used, words, plan)
+        table = tables[key] if key in tables else tables_for([plan])[key]
+        table.copy_(torch.tensor(_entries(found, found.used, words, plan), dtype=torch.int64, device="cpu"))
         region = known[key] = Region(found, found.used, words, table, ranks)
         found.used += words
         found.loss = lambda: lost(found) if found.told.value else None
@@ -290,7 +324,8 @@ def _key(known: Mapping[Hashable, int], plan: KernelPlan) -> tuple[Hashable, int
     return (*line, size), size
 
 
-def _table(within: Arena, offset: int, words: int, plan: KernelPlan) -> torch.Tensor:
+def _entries(within: Arena, offset: int, words: int, plan: KernelPlan) -> list[int]:
+    """What stands in the table of a region."""
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
     team = exchange.mesh.team(current_rank(), exchange.parallel_type)
@@ -299,6 +334,4 @@ def _table(within: Arena, offset: int, words: int, plan: KernelPlan) -> torch.Te
         team = (*team[position:], *team[:position])
     slots = [within.addresses[rank] + 8 * offset for rank in team]
     names = [rank + 1 for rank in team]
-    told = table(plan, within.timeout, report, position, words, slots, names)
-    # the first call may be within the pool of CUDA graph trees
-    return made_to_last(lambda: torch.tensor(told, dtype=torch.int64, device=within.device), within.device)
+    return table(plan, within.timeout, report, position, words, slots, names)

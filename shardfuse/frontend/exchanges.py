@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -23,6 +23,7 @@ from ..executor.symmetric_slots import (
     is_in_reach,
     offsets,
     room,
+    tables_for,
     taken_back,
     why_no_exchange,
     why_out_of_reach,
@@ -102,12 +103,14 @@ def agree_on_memory(
 
     Slots begin behind what any of them handed out, so that all have as much left: whether there is room is decided
     here, and not asked again.  A rank that binds the program anew is alone, and there may be room by then.
-    Where no kernels were asked for and one does not compile on a rank, all ranks have collectives.
+    Where no kernels were asked for and one does not compile on a rank, all ranks have collectives.  What a rank may
+    lack memory for is made before they agree: where one has none, all of them raise, and ask again in the next call.
     build: makes the program.  within: what names the caller's lines in errors.
     """
     ranks, text = call.ranks, call.text
-    if why_no_exchange(ranks, options) is not None or is_decided(text):
+    if call.rank not in ranks or why_no_exchange(ranks, options) is not None or is_decided(text):
         return
+    tables: Mapping[Hashable, torch.Tensor] = {}
     with agreed(ranks, f"{text}\nmemory that ranks share", text) as told, within:
         planned = plan()
         kernels = [kernel for _, kernel in exchanging(planned)]
@@ -119,6 +122,7 @@ def agree_on_memory(
         else:
             is_tried = bool(kernels) and options.exchange == "auto" and room(kernels) is None
             told.number = _NEVER if is_tried and not _compiles(build) else handed_out()
+            tables = tables_for(kernels) if kernels and told.number != _NEVER else tables
     if told.most is None or not kernels:
         return
     with failures_told(ranks), within:
@@ -126,7 +130,7 @@ def agree_on_memory(
             decide(text, _WHY[told.most])
         else:
             hand_out_from(told.most)
-            decide(text, None, kernels)
+            decide(text, None, kernels, tables)
 
 
 def _compiles(build: Callable[[], object]) -> bool:
@@ -162,6 +166,9 @@ def sent_in(plan: Plan, options: CompileOptions) -> list[str]:
     return [*["sends: digests of all inputs"] * options.check_replicas, *sent(plan)]
 
 
-def promises(plan: Plan) -> list[str]:
-    """What followed from a text, and has to be the same on all ranks: what they send one another, and where to."""
-    return [*sent(plan), *offsets(exchanging(plan))]
+def promises(plan: Plan, call: BoundCall) -> list[str]:
+    """What followed from a text, and has to be the same on all ranks: what they send one another, and where to.
+
+    A rank that is on none of the program's meshes has no slots, and nobody to compare them with.
+    """
+    return [*sent(plan), *offsets(exchanging(plan))] if call.rank in call.ranks else []

@@ -28,7 +28,7 @@ from ..executor.program import ProgramBuilder
 from ..executor.replicas import ReplicaCheck
 from ..executor.resharding import sum_over_mesh
 from ..executor.stream_chunks import places_of
-from ..executor.symmetric_slots import region_of, taken_back_on_failure, why_no_exchange
+from ..executor.symmetric_slots import hosts_of, region_of, taken_back_on_failure, why_no_exchange
 from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
@@ -51,6 +51,7 @@ from ..schedulers.schedule import Schedule
 from ..segments.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .bound_call import BoundCall, Made, Sizes
+from .counted_calls import counted
 from .exchanges import agree_on_memory, plan_on, promises, sent_in, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
@@ -217,7 +218,9 @@ class FusionExecutorCache:
             found, unknown = global_sizes(self.fusion, bound.local_shapes, sizes or {})
             if unknown:
                 raise NoPlanError
-            return self.plan(found, self._numbers(arguments))
+            numbers = self._numbers(arguments)
+            text = self._description(found, bound.device, numbers)
+            return plan_on(self.plan(found, numbers), text, bound.device, self.options)
         if sizes is None and all(n >= 0 for tv in self.tensors() for n in tv.shape):
             sizes = {tv: tv.shape for tv in self.tensors()}
         if sizes is None and self.last_plan is not None:
@@ -266,7 +269,7 @@ class FusionExecutorCache:
             return plain_arguments(self.fusion, received(self.fusion, arguments))
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
-        where = device_here(), why_no_exchange(self._team, self.options)
+        where = device_here(), why_no_exchange(self._team, self.options), hosts_of(self._team)
         return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), *where)
 
     def _prepare(
@@ -304,7 +307,7 @@ class FusionExecutorCache:
             agree_on_memory(call, self.options, make, build, self._lines_named)
             with taken_back_on_failure(), agreed(call.ranks, call.text) as promised, self._lines_named:
                 made = self._build(call)
-                promised += promises(made.plan)
+                promised += promises(made.plan, call)
             self.programs.put(call.key, made)
             is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers)) is not None
             if self.options.autotunes(call.bound.device) and not is_tuned:
@@ -328,7 +331,7 @@ class FusionExecutorCache:
         text = f"{call.text}\ntuned: {chosen}"
         with taken_back_on_failure(), agreed(call.ranks, text, call.text) as promised:
             made = self._build(call)
-            promised += promises(made.plan)
+            promised += promises(made.plan, call)
         self.programs.put(call.key, made)
         self._last = made
         return tuned
@@ -393,8 +396,4 @@ class FusionExecutorCache:
         if self.options.check_replicas and len(call.ranks) > 1 and call.rank in call.ranks:
             check = ReplicaCheck(builder.fusion, call.ranks, call.bound.device)
             program = replace(program, run=check.around(program.run))
-        ledger = ledger_of(call.ranks)
-        if ledger is not None:
-            note = ledger.note if sent_in(plan, self.options) else None
-            program = replace(program, note=note, call=Call.of(call.text))
-        return Made(program, plan)
+        return Made(counted(program, call, is_sending=bool(sent_in(plan, self.options))), plan)

@@ -50,6 +50,9 @@ class Call:
 
 NO_CALL = Call("", 0)
 """Of a program that is not compared."""
+FAILED_RUN = Call.of("(the run of the program before has failed on this rank, which has gone on without it)")
+"""What follows a call whose run has failed.  The other ranks' runs of it wait for this one, or take what it sends in
+its next call for what it has not sent: they have to know."""
 
 
 class Told(NamedTuple):

@@ -277,15 +277,23 @@ def first_of(reasons: Mapping[int, str]) -> str:
 
 def _shared(device: torch.device, ranks: _Ranks) -> dict[int, int] | str:
     """Where each rank's memory is in this process's address space, or why some rank has none that the others reach."""
-    memory, handle, why = _memory_of(device), b"", ""
+    memory, handle, own, why = _memory_of(device), b"", 0, ""
     try:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # has the GPU's context be this thread's
+    except RuntimeError as error:
+        why = f"the GPU does not come to an end of what it was given: {error}"
+    # It is that of an earlier world of these processes, where there was one: what a kernel of that stores late, for a
+    # rank that has given up, must not come after this rank's is zeroed.  So all GPUs have ended before any does so.
+    reason = first_of(ranks.said(why))
+    if reason:
+        return reason
+    try:
         own = memory.allocate(device.index, ARENA_BYTES)
         memory.zero(own, ARENA_BYTES)  # before any peer has it
         handle = memory.exported(own)
     except RuntimeError as error:
-        own, why = 0, f"these GPUs cannot share memory: {error}"
+        why = f"these GPUs cannot share memory: {error}"
     told = {r: text.split("\n", 1) for r, text in ranks.said(f"{handle.hex()}\n{why}").items()}
     if any(text for _, text in told.values()):
         return first_of({r: text for r, (_, text) in told.items()})

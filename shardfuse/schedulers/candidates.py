@@ -13,13 +13,12 @@ from math import prod
 from ..device import Device
 from ..ir.digits import Axis
 from ..segments.segment import Segment
-from ..segments.space import Space, analyse
 from . import kernels_of, proposed
+from .features import Features, features_or_refusal
 from .limits import WARPS, power_of_two
 from .mix_order import analyse_mixed
 from .resources import resident, resources_of
 from .schedule import Immediate, RowLoop, Schedule, ScheduleError
-from .team import in_columns
 from .transpose import two_sided
 
 _STAGES = (2, 3, 4, 5)
@@ -56,7 +55,7 @@ def _made(make: Callable[[], Schedule]) -> Schedule | None:
 def may_run(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> bool:
     """Can a kernel of ``segment`` follow ``schedule``, and does it seem to spill no more than what is proposed?"""
     space = _space_of(scheduler, segment, device)
-    if space is None or not _is_in_chunks(space, schedule, device):
+    if space is None or not _is_in_chunks(space, schedule):
         return False
     if space.is_invariant and _order_of(schedule) != _order_of(proposed(scheduler, segment, device)):
         return False
@@ -75,15 +74,15 @@ def _order_of(schedule: Schedule) -> tuple[object, ...]:
     return schedule.order, schedule.residency, group, split, schedule.access, schedule.launch.warps
 
 
-def _is_in_chunks(space: Space, schedule: Schedule, device: Device) -> bool:
+def _is_in_chunks(space: Features, schedule: Schedule) -> bool:
     """Do the programs of a group have a chunk each, and is a held row cut into no more chunks than are unrolled?"""
     share = -(-space.reduced // max(schedule.members, 1))
     if schedule.members > 1 and share < schedule.reduced:
         return False
-    return not (schedule.is_held and space.r) or share <= device.measured.rows.chunks * schedule.reduced
+    return not (schedule.is_held and space.r) or share <= space.tuned.rows.chunks * schedule.reduced
 
 
-def _is_full(space: Space, schedule: Schedule) -> bool:
+def _is_full(space: Features, schedule: Schedule) -> bool:
     """Is there something for most of a block to do, whichever way it grew?"""
     across, along = space.sides
     if across:
@@ -92,14 +91,14 @@ def _is_full(space: Space, schedule: Schedule) -> bool:
     return schedule.kept <= rows and schedule.reduced <= power_of_two(space.reduced)
 
 
-def _space_of(scheduler: str, segment: Segment, device: Device) -> Space | None:
+def _space_of(scheduler: str, segment: Segment, device: Device) -> Features | None:
     if scheduler == "mix_order":
-        mixed = analyse_mixed(segment)
+        mixed = analyse_mixed(segment, device)
         return None if isinstance(mixed, str) else mixed.space
-    space = two_sided(segment) if scheduler == "transpose" else analyse(segment)
+    space = (two_sided if scheduler == "transpose" else features_or_refusal)(segment, device)
     if isinstance(space, str):
         return None
-    return in_columns(space, device) if scheduler in ("persistent", "looped") else space
+    return space.in_columns if scheduler in ("persistent", "looped") else space
 
 
 def _rounded_up(axis: Axis) -> int:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.expr import BoundTensor
 from ..ir.op import Statistic, StatisticKind
-from ..segments.space import Space, run_below
-from .limits import WARP, WARPS, is_odd, may_align_down, power_of_two, vector
+from ..segments.space import run_below
+from .features import Features, itemsizes
+from .limits import WARP, WARPS, power_of_two, vector
 from .resources import copies_of_one, resident, resident_copies
 from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
 from .schedule_parts import MAX_LAGGED_MEMBERS, MAX_MEMBERS
@@ -21,13 +22,7 @@ _INPUTS = 2
 """Inputs of a row that a group reads ahead, at most: of three no two rows stay in registers."""
 
 
-def is_cut_short(walked: Sequence[BoundTensor], space: Space, device: Device) -> bool:
-    """Do rows lie in pieces that loads of 128 bits do not divide?"""
-    widths = (vector(t.dtype, space.run, device) * t.dtype.itemsize for t in walked)
-    return space.run != space.reduced and min(widths, default=0) < device.access_bytes
-
-
-def lagged_group(space: Space, device: Device, *, are_few_held: bool = False) -> Schedule | None:
+def lagged_group(space: Features, *, are_few_held: bool = False) -> Schedule | None:
     """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
 
     ``space``: of the segment with its statistics joined.  ``are_few_held``: may a small team hold each row instead?
@@ -35,18 +30,16 @@ def lagged_group(space: Space, device: Device, *, are_few_held: bool = False) ->
     just read; the gradient of batch norm of 64 x 64 x 112 x 112, float16, 110 and 165, batch norm of 32 x 256 x 56 x 56
     34 and 57.
     """
-    tuned = device.measured.lagged
+    device, tuned = space.device, space.tuned.lagged
     walked, n = space.streamed, space.reduced
-    if space.segment.loads != space.segment.inputs or is_cut_short(walked, space, device):
+    if space.has_windows or space.is_cut_short:
         return None  # windows, and a place of its own for each element
     vectors = [t for t in space.beside if space.r[-1] in space.atoms[t]]
     if space.phases != 2 or space.grouped or not space.is_inner or any(map(space.has_x, vectors)):
         return None
     if not 1 <= len(walked) <= _INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
         return None
-    form = _lagged_form(
-        {e.op.kind for e in space.segment.exprs if isinstance(e.op, Statistic)}, walked, vectors, space, device
-    )
+    form = _lagged_form(space, vectors)
     if form is None:
         return None
     block = form.warps * WARP * form.width
@@ -56,7 +49,7 @@ def lagged_group(space: Space, device: Device, *, are_few_held: bool = False) ->
         return None  # not one number for all of a load; of two inputs, for all of a chunk
     programs, stages = resident(device, form.warps, form.registers), 1
     if form.is_copied_ahead:
-        copied = sum(t.dtype.itemsize for t in (*walked, *vectors)) * -(-n // form.members)
+        copied = itemsizes((*walked, *vectors)) * -(-n // form.members)
         by_shared = resident_copies(device, copied)
         programs = min(programs, by_shared)
         is_deep = form.is_folded and form.registers > device.bound(tuned.resident) and by_shared >= 2 * programs
@@ -95,23 +88,18 @@ class _LaggedForm:
     is_copied_ahead: bool = False
 
 
-def _lagged_form(
-    kinds: set[StatisticKind],
-    walked: Sequence[BoundTensor],
-    vectors: Sequence[BoundTensor],
-    space: Space,
-    device: Device,
-) -> _LaggedForm | None:
-    """``None`` where no team holds a row.  ``vectors``: beside rows.  ``kinds``: the statistics of its kernel."""
-    tuned = device.measured.lagged
+def _lagged_form(space: Features, vectors: Sequence[BoundTensor]) -> _LaggedForm | None:
+    """``None`` where no team holds a row.  ``vectors``: beside rows, along all of them."""
+    device, tuned, walked = space.device, space.tuned.lagged, space.streamed
+    kinds = {e.op.kind for e in space.segment.exprs if isinstance(e.op, Statistic)}
     dtype, n = walked[0].dtype, space.reduced
     loaded, is_variance, is_softmax = vector(dtype, n, device), "welford" in kinds, "online_softmax" in kinds
     is_narrow, row = dtype.itemsize == 2, n * len(walked) * max(dtype.itemsize, 2)
-    is_element_wise = space.is_invariant and is_odd(dtype, n, device)
+    is_element_wise = space.is_invariant and space.is_odd(dtype)
     if is_narrow and (is_element_wise or (is_variance and loaded < tuned.fold)):
         size = _sized(row, WARPS, tuned.single_bytes, device.bound(tuned.single_resident))
         return size and _LaggedForm(*size, max(loaded, tuned.single_each))
-    is_aligned = is_narrow and not is_variance and may_align_down(dtype, space, device)
+    is_aligned = is_narrow and not is_variance and space.may_align_down()
     is_aligned = is_aligned and (n * dtype.itemsize > tuned.odd_weighted_bytes if vectors else loaded == 1)
     width = device.access_bytes // dtype.itemsize if is_aligned else max(loaded, 2)
     if is_aligned and not vectors:
@@ -121,7 +109,7 @@ def _lagged_form(
         size = _sized(row, WARPS, tuned.two_ahead_bytes, device.bound(tuned.two_ahead_resident))
         return size and _LaggedForm(*size, width, rows=2, is_aligned=is_aligned)
     is_folded = is_variance and len(walked) == 1 and width >= tuned.fold
-    copied = sum(t.dtype.itemsize for t in (*walked, *vectors))
+    copied = itemsizes((*walked, *vectors))
     held = len(walked) * max(dtype.itemsize, 2)
     size = _lagged_size(row, _few_members(kinds, held, copied, device, is_folded=is_folded), device)
     if size is None or (size[0] > WARPS and not is_folded and len(walked) == 1):

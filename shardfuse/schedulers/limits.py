@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..device import LEAST_COPY, MAX_THREADS, WARP, Device
 from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor
-from ..segments.space import Space
 
 WARPS = 4
 """Warps of a program that shares its multiprocessor with several others, which hide what it waits for."""
@@ -52,16 +48,6 @@ def vector(dtype: DataType, extent: int, device: Device) -> int:
     return width
 
 
-def widest(tensors: Sequence[BoundTensor], extent: int, device: Device) -> int:
-    """Elements of the widest load of rows of ``extent`` elements; 4 where nothing is loaded."""
-    return max((vector(t.dtype, extent, device) for t in tensors), default=4)
-
-
-def is_odd(dtype: DataType, extent: int, device: Device) -> bool:
-    """Are rows of so many elements too odd for loads of more than a few bytes?"""
-    return vector(dtype, extent, device) * dtype.itemsize <= LEAST_COPY
-
-
 def least_chunk(itemsize: int, warps: int, block: int) -> int:
     """Elements of the smallest chunk: each thread has what it can copy ahead of the narrowest rows, of ``itemsize``."""
     return min(warps * WARP * max(LEAST_COPY // itemsize, 1), block)
@@ -85,11 +71,3 @@ def _cut(rest: int, least: int) -> list[int]:
     if 4 * rest > 3 * whole:
         return [whole]
     return [whole // 2, *_cut(rest - whole // 2, least)]
-
-
-def may_align_down(dtype: DataType, space: Space, device: Device, rows: int = 2) -> bool:
-    """Are there ``rows`` rows, too odd for wide loads, that may be read in the aligned words that contain them?
-
-    Not those of an invariant space: where in a word a row begins says which thread adds up what of it.
-    """
-    return is_odd(dtype, space.reduced, device) and space.kept >= rows and not space.is_invariant

@@ -25,9 +25,10 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..segments.added_sums import added_sums
 from ..segments.segment import Segment, leading_to, segment_of
-from ..segments.space import Atoms, Space, analysed, cut_into_atoms, listed, lost, storage_order
+from ..segments.space import Atoms, Space, cut_into_atoms, listed, lost, storage_order
 from . import pointwise, reduction
-from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, widest
+from .features import Features, features, itemsizes, on
+from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
@@ -39,7 +40,7 @@ from .split_k import finish_of, finishing, storing, with_partials, workspace
 class Mixed:
     """``columns``: the reductions down columns.  ``main``: what the walk computes; ``after``: what rests on columns."""
 
-    space: Space
+    space: Features
     columns: tuple[Expr, ...]
     main: tuple[Expr, ...]
     stored: tuple[BoundTensor, ...]
@@ -49,18 +50,18 @@ class Mixed:
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not of mixed order; ``None`` where it is."""
     segment = added_sums(segment)
-    mixed = analyse_mixed(segment)
+    mixed = analyse_mixed(segment, device)
     if isinstance(mixed, str):
         return mixed
     finishes = _finishes(segment, mixed, _columns(mixed, 2)[0], device)
     if isinstance(finishes, str):
         return finishes
-    if _tile(segment, mixed, device) is not None:
+    if _tile(mixed) is not None:
         return None
-    refusal = why_no_lagged_loop(mixed.space, mixed.columns, device)
+    refusal = why_no_lagged_loop(mixed.space, mixed.columns)
     if refusal is None:
         return None
-    registers = _registers(segment, mixed, keeps=False)
+    registers = _registers(mixed, keeps=False)
     found = (
         f"a row of {mixed.space.reduced} elements takes {registers:g} registers each, more than a multiprocessor has"
     )
@@ -70,28 +71,25 @@ def why_not(segment: Segment, device: Device) -> str | None:
 def propose(segment: Segment, device: Device) -> Schedule:
     """As many rows under way as registers and shared memory hold; a team for each that no program holds."""
     segment = added_sums(segment)
-    mixed = analyse_mixed(segment)
+    mixed = analyse_mixed(segment, device)
     assert not isinstance(mixed, str), mixed
-    space = mixed.space
-    n = space.reduced
-    tile = _tile(segment, mixed, device)
-    if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns, device)):
-        return lagged_row_loop(space, mixed.columns, device)
+    space, tile = mixed.space, _tile(mixed)
+    if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
+        return lagged_row_loop(space, mixed.columns)
     walked = prod(a.extent for a in space.walked)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
     samples = prod(a.extent for a in space.x if a not in space.walked)
     wanted = max(device.multiprocessors * tile.programs // samples, 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
-    one = rows * n * space.element_bytes
-    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in space.beside)  # as each row's loads
+    again = 0 if tile.keeps else space.reduced * itemsizes(space.beside)  # as each row's loads
     own = tile.registers(device)
     return Schedule(
-        RowLoop(rows, _block(space, tile, device), tile.keeps),
+        RowLoop(rows, _block(space, tile), tile.keeps),
         split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(segment)),
         launch=Launch(
             tile.warps,
-            stages((one + again) * tile.programs, LAUNCH.stages, device),
+            stages((rows * space.row_bytes + again) * tile.programs, LAUNCH.stages, device),
             own if own < MAX_REGISTERS else None,
         ),
     )
@@ -107,7 +105,7 @@ def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
     return is_full and tile.warps <= WARPS and tile.registers(device) >= MAX_REGISTERS
 
 
-def _block(space: Space, tile: _Tile, device: Device) -> int:
+def _block(space: Features, tile: _Tile) -> int:
     """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own.
 
     Several rows may be one chunk each: all warps share each row, so that a thread's columns, and what it keeps for
@@ -115,56 +113,57 @@ def _block(space: Space, tile: _Tile, device: Device) -> int:
     131072 x 1024 took 205 us so, in chunks of one warp 223, of 10000 x 1000 27 and 44, of 8192 x 640 18 and 23; but of
     50000 x 640 64 and 63, of 576000 x 384 345 and 322.
     """
-    tuned = device.measured.row_loops
-    n = space.reduced
-    width = widest(space.streamed, n, device)
+    tuned, n, width = space.tuned.row_loops, space.reduced, space.width
     if tile.rows == 1:
-        whole = max(WARP * width * tile.warps, power_of_two(-(-n // device.measured.rows.chunks)))
-        return _chunk(n, whole, least_chunk(space.narrowest, tile.warps, whole), device)
+        whole = max(WARP * width * tile.warps, power_of_two(-(-n // space.tuned.rows.chunks)))
+        return _chunk(space, whole, least_chunk(space.narrowest, tile.warps, whole))
     row = power_of_two(n)
     blocks = [WARP * width >> k for k in range(tuned.halvings) if -(-n // (WARP * width >> k)) <= tuned.chunks]
     block = min(blocks or [power_of_two(-(-n // tuned.chunks))], key=lambda b: (-(-n // b) * b, -b))
     is_full = 8 * n >= 7 * row or (row == tuned.each * WARP and 3 * n >= 2 * row)
-    is_short = row >= tuned.each * WARP // 2 and _turns(space, device) < tuned.many_turns
+    is_short = row >= tuned.each * WARP // 2 and _turns(space) < tuned.many_turns
     return row if is_full or is_short else block
 
 
-def _chunk(n: int, whole: int, least: int, device: Device) -> int:
+def _chunk(space: Features, whole: int, least: int) -> int:
     """``whole``, or half of it, where that divides a row, or leaves chunks of fewer widths, each its own reduction.
 
     LayerNorm's backward of 16384 x 5000, bfloat16, took 137 us in 5 chunks of 1024, in two of 2048 and one of 1024 150;
     of 16384 x 7000 241 in 7 chunks, in three of 2048 and one of 1024 213.
     """
-    tuned = device.measured.row_loops
-    half = whole // 2
+    n, half = space.reduced, whole // 2
     for block in (whole, half):
-        if n % block == 0 and n <= block * device.measured.rows.chunks:
+        if n % block == 0 and n <= block * space.tuned.rows.chunks:
             return block
     few, many = (chunk_widths(n, block, least) for block in (whole, half))
-    return half if len(many) <= tuned.few_chunks and len(dict.fromkeys(many)) < len(dict.fromkeys(few)) else whole
+    return (
+        half
+        if len(many) <= space.tuned.row_loops.few_chunks and len(dict.fromkeys(many)) < len(dict.fromkeys(few))
+        else whole
+    )
 
 
-def _turns(space: Space, device: Device) -> int:
+def _turns(space: Features) -> int:
     """Rows of a program, of tiles that fill it."""
-    tuned = device.measured.row_loops
-    return space.kept * space.reduced // (tuned.each * WARP * tuned.resident * device.multiprocessors)
+    tuned = space.tuned.row_loops
+    return space.kept * space.reduced // (tuned.each * WARP * tuned.resident * space.device.multiprocessors)
 
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
     segment = added_sums(segment)
-    mixed = analyse_mixed(segment)
+    mixed = analyse_mixed(segment, device)
     assert not isinstance(mixed, str), mixed
     columns, split = _columns(mixed, schedule.parts)
     finishes = _finishes(segment, mixed, columns, device)
     assert not isinstance(finishes, str), finishes
     first = storing(mixed.main, mixed.stored, columns)
     space = with_partials(first, mixed.space, columns, split)
-    plans = [KernelPlan(kernel_name("mix_order", first), first, space, schedule, device, split)]
+    plans = [KernelPlan(kernel_name("mix_order", first), space, schedule, split)]
     for finish in finishes:
-        space = analysed(finish)
-        how = finishing(space, device) if space.r else pointwise.propose(finish, device)
-        plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how, device))
+        space = features(finish, device)
+        how = finishing(space) if space.r else pointwise.propose(finish, device)
+        plans.append(KernelPlan(kernel_name("finish", finish), space, how))
     return (one_launch("mix_order", segment, plans),) if schedule.is_one_launch else tuple(plans)
 
 
@@ -172,7 +171,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 
 
 @lru_cache(maxsize=64)
-def analyse_mixed(segment: Segment) -> Mixed | str:
+def analyse_mixed(segment: Segment, device: Device) -> Mixed | str:
     """The space of the walk, or why there is none."""
     if sum(isinstance(e.op, Reduce) for e in segment.exprs) < 2:
         return "it does not reduce both ways"
@@ -206,7 +205,8 @@ def analyse_mixed(segment: Segment) -> Mixed | str:
     x = (*(a for a in kept if a not in walked), *(a for a in kept if a in walked))
     r, phase = tuple(a for a in order if a in rows[0]), _phases(segment, gone, columns)
     turns = tuple(a for a in kept if a in walked)
-    return _mixed(segment, columns, Space(segment, x, r, atoms, pieces, phase, is_inner=True, walked=turns))
+    space = Space(segment, x, r, atoms, pieces, phase, is_inner=True, walked=turns)
+    return _mixed(segment, columns, on(space, device))
 
 
 def _refusal(
@@ -232,7 +232,7 @@ def _phases(segment: Segment, gone: Mapping[Expr, frozenset[Digit]], columns: Se
     return phase
 
 
-def _mixed(segment: Segment, columns: Sequence[Expr], space: Space) -> Mixed | str:
+def _mixed(segment: Segment, columns: Sequence[Expr], space: Features) -> Mixed | str:
     """``segment`` parted into what leads to column sums and what rests on them."""
     rests: dict[BoundTensor, None] = dict.fromkeys(e.output for e in columns)
     for e in segment.exprs:
@@ -307,30 +307,29 @@ class _Tile:
         return min(device.registers // (self.programs * self.warps * WARP), MAX_REGISTERS)
 
 
-def _tile(segment: Segment, mixed: Mixed, device: Device) -> _Tile | None:
+def _tile(mixed: Mixed) -> _Tile | None:
     """Of the tiles that fit, the first: more programs before fewer, more rows before less; reloading as a last resort.
 
     ``None`` where rows are too long.
     """
-    tuned = device.measured.row_loops
-    n = mixed.space.reduced
+    space, tuned, n = mixed.space, mixed.space.tuned.row_loops, mixed.space.reduced
     warps = power_of_two(-(-n // (tuned.each * WARP)))
     if warps > MAX_WARPS:
         return None
     most = (2 * tuned.resident // warps, tuned.resident // warps)
     tiles = [_Tile(1, warps, programs, True) for programs in most if 0 < programs <= tuned.programs]
     if warps == 1:
-        shared = WARPS if 2 * n > tuned.each * WARP and _turns(mixed.space, device) < tuned.many_turns else WARPS // 2
+        shared = WARPS if 2 * n > tuned.each * WARP and _turns(space) < tuned.many_turns else WARPS // 2
         rows = power_of_two(tuned.each * WARP * shared // n + 1) // 2
         tiles = [_Tile(rows >> k, shared, tuned.resident // shared, True) for k in range(rows.bit_length())]
     last = _Tile(1, max(warps, WARPS), 1, True)
     for tile in (*tiles, last, replace(last, keeps=False)):
-        registers = _registers(segment, mixed, keeps=tile.keeps)
-        if row_loop_fits(registers, tile.rows * n / (tile.warps * WARP), tile.registers(device)):
+        registers = _registers(mixed, keeps=tile.keeps)
+        if row_loop_fits(registers, tile.rows * n / (tile.warps * WARP), tile.registers(space.device)):
             return tile
     return None
 
 
-def _registers(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
+def _registers(mixed: Mixed, *, keeps: bool) -> float:
     """Of one element: what its row holds, what is the same for all rows, sums of columns; and to compute."""
     return element_of(mixed.space, mixed.columns).in_row_loop(mixed.space.phases, keeps=keeps)

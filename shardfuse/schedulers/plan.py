@@ -1,9 +1,9 @@
-"""What a scheduler hands to codegen: a segment, its space, and how the space is cut."""
+"""What a scheduler hands to codegen: the space of a segment on a device, and how it is cut."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..device import Device
 from ..ir.digits import Digit
@@ -12,7 +12,7 @@ from ..ir.op import Pick, Reduce, Statistic
 from ..mesh import DeviceMesh, ParallelType
 from ..segments.online_reductions import walks
 from ..segments.segment import Segment, leading_to
-from ..segments.space import Space
+from .features import Features
 from .limits import WARP, WIDEST_LOAD
 from .schedule import RowLoop, Schedule, Sides
 from .schedule_parts import REGISTERS_OF_A_THREAD, refuse
@@ -47,7 +47,7 @@ class RankExchange:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """One kernel: ``segment`` walked as ``schedule`` says, on ``device``.
+    """One kernel: the segment of ``space`` walked as ``schedule`` says, on the device of ``space``.
 
     ``stages``: of which one launch does all, one after the other; what one stores for the next is among the outputs.
     ``shares``: programs of the first stage that share kept elements have the last of them do the next stage with these;
@@ -57,10 +57,8 @@ class KernelPlan:
     """
 
     name: str
-    segment: Segment
-    space: Space
+    space: Features
     schedule: Schedule
-    device: Device
     split: Digit | None = None
     exchange: RankExchange | None = None
     stages: tuple[KernelPlan, ...] = ()
@@ -75,6 +73,16 @@ class KernelPlan:
         )
         taken = launch.warps * WARP * (launch.registers or REGISTERS_OF_A_THREAD[0])
         refuse(taken > self.device.registers, f"{taken} registers of a program, {self.device.registers} there are")
+
+    @property
+    def segment(self) -> Segment:
+        """What it computes; of stages, all of it."""
+        return self.space.segment
+
+    @property
+    def device(self) -> Device:
+        """What it is planned for."""
+        return self.space.device
 
     @property
     def is_pair(self) -> bool:
@@ -100,7 +108,7 @@ def one_launch(scheduler: str, segment: Segment, plans: Sequence[KernelPlan], *,
     made = dict.fromkeys(t for p in plans for t in p.segment.outputs)
     whole = Segment.of(exprs, made)
     name, first = kernel_name(scheduler, segment), plans[0]
-    return KernelPlan(name, whole, first.space, first.schedule, first.device, stages=tuple(plans), shares=shares)
+    return KernelPlan(name, replace(first.space, segment=whole), first.schedule, stages=tuple(plans), shares=shares)
 
 
 def kernel_name(scheduler: str, segment: Segment) -> str:

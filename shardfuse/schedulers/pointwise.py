@@ -10,7 +10,8 @@ from ..device import Device
 from ..ir.digits import Axis, extent
 from ..ir.expr import Expr, reads_of
 from ..segments.segment import Segment
-from ..segments.space import Space, analyse, analysed
+from ..segments.space import Space
+from .features import Features, features, features_or_refusal
 from .limits import WARP, WARPS, vector
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Tile
@@ -18,7 +19,7 @@ from .schedule import Launch, Schedule, Tile
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not pointwise; ``None`` where it is."""
-    space = analyse(segment)
+    space = features_or_refusal(segment, device)
     if isinstance(space, str):
         return space
     return f"it reduces {', '.join(map(str, space.r))}" if space.r else None
@@ -26,7 +27,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
-    space = analysed(segment)
+    space = features(segment, device)
     streamed = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     widest = max((t.dtype.itemsize for t in streamed), default=4)
     each = max(device.access_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
@@ -38,16 +39,16 @@ def propose(segment: Segment, device: Device) -> Schedule:
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
-    space = in_rows(analysed(segment), schedule.kept, device)
-    return (KernelPlan(kernel_name("pointwise", segment), segment, space, schedule, device),)
+    space = in_rows(features(segment, device), schedule.kept)
+    return (KernelPlan(kernel_name("pointwise", segment), space, schedule),)
 
 
-def in_rows(space: Space, block: int, device: Device) -> Space:
+def in_rows(space: Features, block: int) -> Features:
     """``space`` with the rows that blocks stay within, where some input has one value for each; else as it is.
 
     A flat walk fetches that value for every element.
     """
-    tuned = device.measured.maps
+    device, tuned = space.device, space.tuned.maps
     by_row = [t for t in space.segment.loads if space.has_x(t) and space.x[-1] not in space.atoms[t]]
     along = tuple(takewhile(lambda a: not any(a in space.atoms[t] for t in by_row), reversed(space.x)))[::-1]
     columns = prod(a.extent for a in along)

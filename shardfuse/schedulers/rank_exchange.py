@@ -30,14 +30,13 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce, is_reduction
 from ..mesh import DeviceMesh
 from ..segments.segment import Segment, touches_empty
-from ..segments.space import Space, analyse
+from ..segments.space import analyse
+from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
-from .resources import carried
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
-from .team import in_columns
 
 LEFT_FREE = 32
 """Multiprocessors on which no program of a plan is expected: as many as NCCL takes for one process group, see
@@ -128,7 +127,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     segment, exchange = found.segment, found.exchange
     if any(map(touches_empty, segment.exprs)):
         return "a tensor has no elements"
-    space = analyse(segment)
+    space = features_or_refusal(segment, device)
     if isinstance(space, str):
         return space
     uneven = [t for t in segment.tensors if not _is_even(t, exchange.mesh)]
@@ -138,9 +137,9 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     for t in exchange.statistics:
         if not space.has_r(made[t].tensors[0]) or space.has_r(t):
             return f"{t} reduces nothing on this rank"
-    if not space.is_inner or space.walked or in_columns(space, device).grouped:
+    if not space.is_inner or space.walked or space.in_columns.grouped:
         return "what is reduced is not innermost"
-    refusal = too_long(space, device)
+    refusal = too_long(space)
     if refusal is not None:
         return refusal
     if space.kept > _MOST_ROWS:
@@ -167,7 +166,7 @@ def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
     return f"{alike[0]}, of which all ranks have as much, would be made with {uneven}" if uneven and alike else None
 
 
-def _one_row(space: Space) -> Schedule:
+def _one_row(space: Features) -> Schedule:
     """A short row for each program, so that one warp waits for it.
 
     Where each of four warps had a row and waited for that, a launch of 1024 x 512 took 590 us now and then.
@@ -183,7 +182,7 @@ def _is_even(tensor: BoundTensor, mesh: DeviceMesh) -> bool:
     return own == mesh and all(is_even(digits, own.extent(p)) for p, digits in tensor.domain.sharding)
 
 
-def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Space) -> bool:
+def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Features) -> bool:
     """Do ranks have more or less of each row of ``tensor``, all of them something, and as many rows?"""
     domain = tensor.domain
     for p, digits in domain.sharding:
@@ -200,9 +199,8 @@ def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Space) ->
 def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel, with a grid that is resident beside what other streams run."""
     segment = found.segment
-    space = analyse(segment)
-    assert not isinstance(space, str), "it was asked about"
-    schedule = by_one_program(space, device)
+    space = features(segment, device)
+    schedule = by_one_program(space)
     free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
     if found.exchange.sent is not None:
         members = members_of(segment, space, free)
@@ -222,4 +220,4 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     shared = {"is_claimed": is_claimed, "is_in_rows": is_by_rows, "members": members}
     exchange = replace(found.exchange, programs=programs, **shared)
     schedule = replace(schedule, launch=launch)
-    return (KernelPlan(kernel_name("exchange", segment), segment, space, schedule, device, exchange=exchange),)
+    return (KernelPlan(kernel_name("exchange", segment), space, schedule, exchange=exchange),)

@@ -12,19 +12,19 @@ after, ``split`` being a fresh axis of the partial results::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ..device import LEAST_COPY, MAX_THREADS, Device
 from ..ir.digits import Digit, Root
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Pointwise, Random
+from ..ir.op import Pointwise
 from ..ops.table import POINTWISE
 from ..segments.segment import Segment, segment_of
-from ..segments.space import Space, analyse_reduction, analysed, stored_atoms
-from .limits import MAX_WARPS, WARP, WARPS, WIDEST_WARPS, power_of_two, vector, widest
+from ..segments.space import stored_atoms
+from .features import Features, features, reduction_or_refusal
+from .limits import MAX_WARPS, WARP, WARPS, WIDEST_WARPS, power_of_two, vector
 from .looped import down_columns, in_loop
-from .persistent import in_registers, too_long
+from .persistent import in_registers
 from .plan import KernelPlan, kernel_name, one_launch
 from .resources import summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
@@ -49,7 +49,7 @@ of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524."""
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is no plain reduction; ``None`` where it is."""
-    space = analyse_reduction(segment)
+    space = reduction_or_refusal(segment, device)
     if isinstance(space, str):
         return space
     if space.rereads:
@@ -60,16 +60,14 @@ def why_not(segment: Segment, device: Device) -> str | None:
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """In registers where rows are short, else a loop, split until there are two programs a multiprocessor."""
-    tuned = device.measured
-    space = analysed(segment)
-    if not (space.is_inner or space.grouped):
-        return _columns(space, device)
-    wanted = device.filling
-    schedule = in_loop(space, device)
+    space, tuned, wanted = features(segment, device), device.measured, device.filling
+    if not space.is_inner:
+        return _columns(space)
+    schedule = in_loop(space)
     programs = -(-space.kept // schedule.kept)
     turns = -(-space.reduced // schedule.reduced)
-    if _is_unrolled(space, device):
-        held = _rows(space, device)
+    if _is_unrolled(space):
+        held = _rows(space)
         if turns < tuned.splits.worth or space.kept >= wanted * held.kept:
             return held
     splits = 1
@@ -77,32 +75,26 @@ def propose(segment: Segment, device: Device) -> Schedule:
         if turns < 2 * splits * tuned.splits.turns:
             break
         splits *= 2
-    if space.is_inner and schedule.kept == 1 and (splits == 1 or turns <= tuned.reductions.few_turns * splits):
+    if schedule.kept == 1 and (splits == 1 or turns <= tuned.reductions.few_turns * splits):
         schedule = replace(schedule.sized(reduced=tuned.reductions.loop_block), launch=Launch(MAX_WARPS, 1))
         while 1 < splits < space.reduced / tuned.reductions.loop_block and 2 * splits * programs <= tuned.splits.most:
             splits *= 2
-    return in_parts(space, schedule.split_into(splits), device)
+    return in_parts(space, schedule.split_into(splits))
 
 
-def _is_unrolled(space: Space, device: Device) -> bool:
-    """Does no loop walk what is reduced?  Not long rows whose arithmetic takes registers, which would spill."""
-    tuned = device.measured.reductions
-    if space.reduced > device.measured.rows.long and _needs_registers(space.segment):
+def _is_unrolled(space: Features) -> bool:
+    """Does no loop walk a row?  Not a long one whose arithmetic takes registers, which would spill."""
+    if space.reduced > space.tuned.rows.long and _needs_registers(space):
         return False
-    if space.is_inner:
-        return space.reduced * max(space.element_bytes, 1) <= tuned.unrolled_bytes
-    return space.reduced <= device.measured.rows.long and too_long(space, device) is None
+    return space.reduced * max(space.element_bytes, 1) <= space.tuned.reductions.unrolled_bytes
 
 
-def _rows(space: Space, device: Device) -> Schedule:
+def _rows(space: Features) -> Schedule:
     """Rows that need not be held, unrolled: as many threads as have loads enough on their way."""
-    tuned = device.measured.reductions
-    if not space.is_inner:
-        return in_registers(space, device)
-    inputs, n = space.streamed, space.reduced
-    width = widest(inputs, n, device)
+    tuned = space.tuned.reductions
+    inputs, n, width = space.streamed, space.reduced, space.width
     each = max(tuned.row_bytes // max(space.element_bytes, 1), 1)
-    most = MAX_WARPS if n <= device.measured.rows.long else WIDEST_WARPS
+    most = MAX_WARPS if n <= space.tuned.rows.long else WIDEST_WARPS
     warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), most)
     loads = 1
     if len(inputs) > 1 and warps > 2 * WARPS:
@@ -110,55 +102,52 @@ def _rows(space: Space, device: Device) -> Schedule:
         warps, loads = warps // 2, 2
     several = power_of_two(WARPS * WARP * each // power_of_two(n) + 1) // 2
     if several > WARPS or n <= WARP * width:
-        return in_registers(space, device).sized(kept=max(several, 1))
+        return in_registers(space).sized(kept=max(several, 1))
     rows = max(WARPS // warps, 1)
-    block = max(WARP * width * max(warps, WARPS) * loads // rows, power_of_two(-(-n // device.measured.rows.chunks)))
+    block = max(WARP * width * max(warps, WARPS) * loads // rows, power_of_two(-(-n // space.tuned.rows.chunks)))
     if loads > 1 and n == 2 * block:
         block = n  # the weight gradients of a group norm of 2 x 640 x 64 x 64: 11.0 us so, in two chunks 12.2
     return Schedule(Tile(rows, min(block, power_of_two(n))), launch=Launch(max(warps, WARPS)))
 
 
-def _columns(space: Space, device: Device) -> Schedule:
+def _columns(space: Features) -> Schedule:
     """Tiles of columns, split into as many parts as there are programs wanted."""
-    tuned = device.measured.reductions
-    inputs = space.streamed
-    wanted = device.filling
+    device, tuned = space.device, space.tuned.reductions
+    inputs, wanted = space.streamed, device.filling
     if space.reduced * max(len(inputs), 1) <= tuned.few_rows:
         lanes = min(MAX_THREADS, power_of_two(space.kept))
         while lanes > WARP * WARPS and space.kept < wanted * lanes:
             lanes //= 2
         return Schedule(Tile(lanes, 1), launch=Launch(WARPS))
     is_stored = any(map(space.has_r, space.segment.outputs))
-    is_short = space.reduced * max(len(inputs), 1) <= device.measured.columns.short
-    if is_short and not (is_stored or _needs_registers(space.segment)):
-        return _short_columns(inputs, space, device)
-    rows = _unaligned_rows(space, device)
+    is_short = space.reduced * max(len(inputs), 1) <= space.tuned.columns.short
+    if is_short and not (is_stored or _needs_registers(space)):
+        return _short_columns(space)
+    rows = _unaligned_rows(space)
     is_wide = rows * space.kept >= tuned.wide_enough
     if rows > 1 and is_wide and (wider := side_by_side(space, rows)) is not None:
         space = wider
     elif rows > 1:
-        return _narrow_columns(space, device)
+        return _narrow_columns(space)
     is_heavy = sum(map(_weight, space.segment.exprs)) > 1
     across = 2 if is_stored and not is_heavy and space.kept < tuned.many_columns else WARPS
     words = summed_registers(space.segment)
     each = tuned.each // words // (2 if is_heavy else 1)
-    if is_stored and any(vector(t.dtype, space.kept, device) * t.dtype.itemsize <= LEAST_COPY for t in inputs):
+    if is_stored and space.narrowest_load(space.kept) <= LEAST_COPY:
         each //= 2
-    schedule = down_columns(inputs, space, device, each, across)
-    by_sample = any(map(space.has_x, space.beside))
-    if by_sample and schedule.kept > tuned.tall_lanes:
+    schedule = down_columns(space, each, across)
+    stored_bound = device.bound(tuned.stored_resident)
+    if space.is_by_sample and schedule.kept > tuned.tall_lanes:
         height = schedule.reduced * schedule.kept // tuned.tall_lanes
-        schedule = schedule.sized(kept=tuned.tall_lanes, reduced=height).with_registers(
-            device.bound(tuned.stored_resident)
-        )
+        schedule = schedule.sized(kept=tuned.tall_lanes, reduced=height).with_registers(stored_bound)
     if is_stored and words == 1:
-        schedule = schedule.with_registers(device.bound(tuned.stored_resident))
-    schedule = evenly(space, schedule, device, wanted * (2 if is_heavy else 1), rows)
-    return in_full_turns(space, schedule, device) if by_sample else schedule
+        schedule = schedule.with_registers(stored_bound)
+    schedule = evenly(space, schedule, wanted * (2 if is_heavy else 1), rows)
+    return in_full_turns(space, schedule) if space.is_by_sample else schedule
 
 
-def _needs_registers(segment: Segment) -> bool:
-    return any(_weight(e) or isinstance(e.op, Random) for e in segment.exprs)
+def _needs_registers(space: Features) -> bool:
+    return space.draws or any(map(_weight, space.segment.exprs))
 
 
 def _weight(expr: Expr) -> int:
@@ -172,9 +161,9 @@ def _weight(expr: Expr) -> int:
     return 2 if expr.op == _TANH else 1
 
 
-def _narrow_columns(space: Space, device: Device) -> Schedule:
+def _narrow_columns(space: Features) -> Schedule:
     """Loads of few bytes: nothing is copied ahead of time, many programs hide the wait."""
-    tuned = device.measured.reductions
+    device, tuned = space.device, space.tuned.reductions
     x_block, r_block = tuned.narrow_tile
     r_block //= summed_registers(space.segment) * (2 if any(map(space.has_r, space.segment.outputs)) else 1)
     warps, programs = WARPS, tuned.narrow_programs
@@ -187,37 +176,37 @@ def _narrow_columns(space: Space, device: Device) -> Schedule:
         Loop(),
         launch=Launch(warps, 1, device.bound(tuned.narrow_resident)),
     )
-    return evenly(space, schedule, device, device.multiprocessors * programs)
+    return evenly(space, schedule, device.multiprocessors * programs)
 
 
-def _unaligned_rows(space: Space, device: Device) -> int:
+def _unaligned_rows(space: Features) -> int:
     """Rows after which one begins as aligned as the first, where a thread's load would be narrow; else 1."""
     rows = 1
     for t in space.streamed:
-        width = vector(t.dtype, _run_of(space), device)
+        width = vector(t.dtype, _run_of(space), space.device)
         if width == 1 or width * t.dtype.itemsize < LEAST_COPY:  # 8192 x 4095, float32: 47 us so, else 196
-            rows = max(rows, device.access_bytes // t.dtype.itemsize // width)
+            rows = max(rows, space.device.access_bytes // t.dtype.itemsize // width)
     return rows
 
 
-def _run_of(space: Space) -> int:
+def _run_of(space: Features) -> int:
     """Kept elements side by side in memory."""
     return space.x[-1].extent if space.x else 1
 
 
-def _short_columns(inputs: Sequence[BoundTensor], space: Space, device: Device) -> Schedule:
+def _short_columns(space: Features) -> Schedule:
     """Columns that are reduced in one go: a warp for those of wide loads; else all threads side by side."""
-    tuned = device.measured.reductions
-    if any(vector(t.dtype, _run_of(space), device) * t.dtype.itemsize <= LEAST_COPY for t in inputs):
+    tuned = space.tuned.reductions
+    if space.narrowest_load(_run_of(space)) <= LEAST_COPY:
         x_block, r_block = tuned.narrow_short_tile
-        while x_block > tuned.least_lanes and space.kept < x_block * device.filling:
+        while x_block > tuned.least_lanes and space.kept < x_block * space.device.filling:
             x_block, r_block = x_block // 2, r_block * 2
         return Schedule(Tile(min(x_block, power_of_two(space.kept)), r_block), launch=Launch(WARPS))
-    width = widest(inputs, space.kept, device)
-    return Schedule(Tile(min(tuned.short_lanes * width, power_of_two(space.kept)), tuned.short_rows), launch=Launch(1))
+    lanes = min(tuned.short_lanes * space.width, power_of_two(space.kept))
+    return Schedule(Tile(lanes, tuned.short_rows), launch=Launch(1))
 
 
-def side_by_side(space: Space, rows: int) -> Space | None:
+def side_by_side(space: Features, rows: int) -> Features | None:
     """``space`` with ``rows`` reduced rows as one, kept for the time being; ``None`` where that is not possible.
 
     ``r = (i), x = (j)`` becomes ``r = (i // rows), x = (i % rows, j)``.
@@ -239,9 +228,9 @@ def side_by_side(space: Space, rows: int) -> Space | None:
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel, or two joined by workspaces: the second reads what the first stores."""
-    space = analysed(segment)
+    space = features(segment, device)
     if schedule.split is None:
-        return (KernelPlan(kernel_name("reduction", segment), segment, space, schedule, device),)
+        return (KernelPlan(kernel_name("reduction", segment), space, schedule),)
     if schedule.split.side_by_side > 1:
         wider = side_by_side(space, schedule.split.side_by_side)
         assert wider is not None, space
@@ -251,30 +240,23 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     partials = {e: workspace(e, axes) for e in segment.exprs if space.reduces(e)}
     first = storing(segment.exprs, [t for t in segment.outputs if space.has_r(t)], partials)
     second = _second(space, partials)
-    second_space = analysed(second)
-    finish = finishing(second_space, device)
+    second_space = features(second, device)
+    finish = finishing(second_space)
     shares = schedule.is_one_launch and is_for_one(schedule, device)
     if shares:
         finish = finish.sized(kept=min(2 * finish.kept, schedule.kept))
     if schedule.is_one_launch and not second_space.is_inner:
         finish = fitting(finish, schedule, summed_registers(second))
     plans = (
-        KernelPlan(
-            kernel_name("reduction", first),
-            first,
-            with_partials(first, space, partials, split),
-            schedule,
-            device,
-            split,
-        ),
-        KernelPlan(kernel_name("finish", second), second, second_space, finish, device),
+        KernelPlan(kernel_name("reduction", first), with_partials(first, space, partials, split), schedule, split),
+        KernelPlan(kernel_name("finish", second), second_space, finish),
     )
     if not schedule.is_one_launch or (shares and second_space.x != space.x):
         return plans
     return (one_launch("reduction", segment, plans, shares=shares),)
 
 
-def _second(space: Space, partials: dict[Expr, BoundTensor]) -> Segment:
+def _second(space: Features, partials: dict[Expr, BoundTensor]) -> Segment:
     """The reductions of the partial results, and all that follows."""
     kept = [t for t in space.segment.outputs if not space.has_r(t)]
     gone = (0, *(k for k, a in enumerate(space.x, 1) if all(a not in space.atoms[e.output] for e in partials)))

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..device import REGISTER_STEP, WARP, Device
-from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Cast, Reduce, Set, View
-from ..ops.reductions import REDUCTION_TABLE
+from ..ir.op import Reduce
 from ..segments.segment import Segment
-from ..segments.space import Space, run_below
+from ..segments.space import run_below
+from .features import Features, carried, itemsizes
 from .plan import KernelPlan
 from .schedule import Loop, Registers, RowLoop, Schedule, Sides
 from .schedule_parts import REGISTERS_OF_A_THREAD
@@ -69,22 +68,16 @@ def row_loop_fits(of_element: float, elements: float, registers: int) -> bool:
     return elements * of_element + _ADDRESSES <= registers
 
 
-def element_of(space: Space, columns: Iterable[Expr]) -> Element:
+def element_of(space: Features, columns: Iterable[Expr]) -> Element:
     """``columns``: the reductions of ``segment`` that run down columns."""
     along = [t for t in space.segment.loads if space.has_r(t)]
     vectors = [t.dtype for t in along if not space.is_walked(t)]
     return Element(
-        rows=sum(t.dtype.itemsize for t in along if space.is_walked(t)),
+        rows=itemsizes(t for t in along if space.is_walked(t)),
         vectors=sum(dtype.itemsize for dtype in vectors),
         computed=sum(dtype.compute.itemsize for dtype in vectors),
         sums=sum(carried(e).itemsize for e in columns),
     )
-
-
-def carried(expr: Expr) -> DataType:
-    """The type that the reduction ``expr`` accumulates in."""
-    assert isinstance(expr.op, Reduce), f"{expr.op.name} is no reduction"
-    return REDUCTION_TABLE[expr.op.kind].carried(expr.tensors[0].dtype, expr.output.dtype)
 
 
 def summed_registers(segment: Segment) -> int:
@@ -94,28 +87,6 @@ def summed_registers(segment: Segment) -> int:
 
 
 # of a thread
-
-
-def held_values(space: Space, device: Device) -> int:
-    """How many values of each element a thread holds: what is made before the first reduction ends and needed after it.
-
-    Not fewer than registers that its inputs take as they come; all inputs where indices and long chains take more.
-    """
-    tuned = device.measured.chains
-    inputs = space.streamed
-    if not space.is_inner or space.phases > tuned.phases or space.segment.has_indices:
-        return len(inputs)
-    readers = [e for e in space.segment.exprs if space.phase[e.output] and space.has_r(e.output)]
-    needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *space.segment.outputs))
-    kept = [t for t in needed if not space.phase[t] and space.has_r(t) and space.has_x(t)]
-    again = {e.output: e.tensors[0] for e in space.segment.exprs if isinstance(e.op, Cast | Set | View)}
-    sources: dict[BoundTensor, None] = {}
-    for t in kept:
-        while t in again:
-            t = again[t]
-        sources[t] = None
-    made = len([t for t in sources if space.is_streamed(t) or t not in space.segment.loads])
-    return max(made, -(-len(inputs) // 2))
 
 
 def words_of(plan: KernelPlan) -> float:
@@ -135,8 +106,8 @@ def words_of(plan: KernelPlan) -> float:
         return elements * len(rows) * _width(rows)
     elements *= -(-space.reduced // (schedule.reduced * max(schedule.members, 1)))
     if schedule.is_packed or schedule.lag:
-        return elements * (1 + schedule.lag) * sum(t.dtype.itemsize for t in rows) / REGISTER
-    return elements * held_values(space, plan.device) * _width(rows)
+        return elements * (1 + schedule.lag) * space.element_bytes / REGISTER
+    return elements * space.held * _width(rows)
 
 
 def _width(tensors: Iterable[BoundTensor]) -> int:
@@ -155,7 +126,7 @@ def shared_of(plan: KernelPlan) -> int:
         if schedule.keeps:  # else vectors are copied with each row
             along = [t for t in along if space.is_streamed(t)]
         share = -(-space.reduced // max(schedule.members, 1)) * (schedule.turn if schedule.group else schedule.kept)
-        return ahead * share * sum(t.dtype.itemsize for t in along)
+        return ahead * share * itemsizes(along)
     return 0 if schedule.is_held else ahead * turn_bytes(space, schedule)
 
 
@@ -249,11 +220,11 @@ def copies_of_one(device: Device) -> int:
     return int(_SHARED * device.shared_bytes)
 
 
-def within_shared(space: Space, schedule: Schedule, device: Device) -> Schedule:
+def within_shared(space: Features, schedule: Schedule) -> Schedule:
     """``schedule`` of a loop with no more stages than shared memory holds the copies of."""
     if schedule.is_held:
         return schedule
-    return schedule.with_stages(stages(turn_bytes(space, schedule), schedule.launch.stages, device))
+    return schedule.with_stages(stages(turn_bytes(space, schedule), schedule.launch.stages, space.device))
 
 
 def stages(copied: int, most: int, device: Device) -> int:
@@ -261,7 +232,7 @@ def stages(copied: int, most: int, device: Device) -> int:
     return min(most, copies_of_one(device) // max(copied, 1) + 1)
 
 
-def turn_bytes(space: Space, schedule: Schedule) -> int:
+def turn_bytes(space: Features, schedule: Schedule) -> int:
     """What a turn copies: its part of all that differs within it."""
     differs = [t for t in space.segment.loads if space.has_r(t) and run_below(t, space.r, space) % schedule.reduced]
     return sum(t.dtype.itemsize * (schedule.kept if space.has_x(t) else 1) for t in differs) * schedule.reduced

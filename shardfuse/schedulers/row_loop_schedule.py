@@ -9,36 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..device import LEAST_COPY, Device
+from ..device import LEAST_COPY
 from ..ir.expr import Expr
 from ..ir.op import Reduce
-from ..segments.space import Space
+from .features import Features
 from .limits import WARP, WARPS, vector
 from .plan import may_be_stages
 from .resources import Element, element_of, resident, stages
 from .schedule import LAUNCH, Group, Lagged, Launch, RowLoop, Schedule, Split
 from .schedule_parts import MAX_MEMBERS
-from .team import cannot_exchange
 
 
 @dataclass(frozen=True)
 class _Row:
     """What a thread has of rows.
 
-    element: bytes of one.  inputs: how many are read once.  results: exchanged of a row.  width: elements of a load.
-    length: of a row.  device: that it is planned for.
+    element: bytes of one.  results: exchanged of a row.  width: elements of a load.
     """
 
+    space: Features
     element: Element
-    inputs: int
     results: int
     width: int
-    length: int
-    device: Device
 
     def registers(self, rows: int, loads: int) -> int:
         """Of a thread: rows of two turns, as the bits that they are."""
-        return self.element.in_lagged_loop(loads * self.width, rows, loads * self.inputs + self.results)
+        return self.element.in_lagged_loop(loads * self.width, rows, loads * len(self.space.streamed) + self.results)
 
     def share(self, loads: int) -> int:
         """Elements of a row that a member holds."""
@@ -47,26 +43,24 @@ class _Row:
     @property
     def is_in_pairs(self) -> bool:
         """Do members hold three loads of each of two rows, and all of them whole?"""
-        resident, rows, loads = self.device.measured.row_loops.lagged_pairs
-        fits = self.registers(rows, loads) <= self.device.bound(resident)
-        return fits and self.length % self.share(loads) == 0
+        resident, rows, loads = self.space.tuned.row_loops.lagged_pairs
+        fits = self.registers(rows, loads) <= self.space.device.bound(resident)
+        return fits and self.space.reduced % self.share(loads) == 0
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
         """Registers of a thread, rows of a turn, and loads of each; ``None`` where all spill."""
-        tuned, bound = self.device.measured.row_loops, self.device.bound
+        tuned, bound = self.space.tuned.row_loops, self.space.device.bound
         fits = (s for s in tuned.lagged_shapes if self.registers(*s[1:]) <= bound(s[0]))
         found = tuned.lagged_pairs if self.is_in_pairs else next(fits, None)
         return found and (bound(found[0]), *found[1:])
 
 
-def why_no_lagged_loop(space: Space, columns: Sequence[Expr], device: Device) -> str | None:
+def why_no_lagged_loop(space: Features, columns: Sequence[Expr]) -> str | None:
     """Why no team walks the rows of ``segment``.  ``columns``: its reductions down columns."""
-    tuned = device.measured.row_loops
-    refusal = cannot_exchange(space)
-    if refusal is not None:
-        return refusal
-    if space.segment.loads != space.segment.inputs or space.segment.has_indices:
+    if space.why_no_exchange is not None:
+        return space.why_no_exchange
+    if space.has_windows or space.segment.has_indices:
         return "windows and indices take registers"
     if space.phases != 2:
         return f"{space.phases - 1} reductions of a row follow one another"
@@ -77,35 +71,35 @@ def why_no_lagged_loop(space: Space, columns: Sequence[Expr], device: Device) ->
     if odd is not None:
         return f"{odd} is not read as {walked[0]} is"
     n = space.reduced
-    if vector(walked[0].dtype, n, device) * walked[0].dtype.itemsize < LEAST_COPY:
+    if vector(walked[0].dtype, n, space.device) * walked[0].dtype.itemsize < LEAST_COPY:
         return f"rows of {n} elements are not aligned"
-    row = _row(space, columns, device)
+    row = _row(space, columns)
     if row.shape is None:
         return "two rows take more registers than there are"
     longest = MAX_MEMBERS * row.share(row.shape[-1])
     if n > longest:
         return f"{n} elements are more than {longest}, what a team of {MAX_MEMBERS} programs holds"
-    schedule = lagged_row_loop(space, columns, device)
-    if space.kept * schedule.members < tuned.lagged_turns * schedule.programs:
+    schedule = lagged_row_loop(space, columns)
+    if space.kept * schedule.members < space.tuned.row_loops.lagged_turns * schedule.programs:
         return f"{space.kept} rows are few"
     return None
 
 
-def is_in_pairs(space: Space, columns: Sequence[Expr], device: Device) -> bool:
+def is_in_pairs(space: Features, columns: Sequence[Expr]) -> bool:
     """Do teams hold two rows of a turn whole, so that they beat a program of 16 warps that loads weights every row?
 
     LayerNorm's backward of 4096 x 12288, bfloat16, took 90 us on an H200 so, and 101; of 16384 x 12288 308 and 356.
     """
-    return why_no_lagged_loop(space, columns, device) is None and _row(space, columns, device).is_in_pairs
+    return why_no_lagged_loop(space, columns) is None and _row(space, columns).is_in_pairs
 
 
-def lagged_row_loop(space: Space, columns: Sequence[Expr], device: Device) -> Schedule:
+def lagged_row_loop(space: Features, columns: Sequence[Expr]) -> Schedule:
     """Teams as small as hold a row, as many as are resident; of a smaller GPU, the one that fits.
 
     One launch and two took as long on an H200: of RMSNorm's backward of 8192 x 32768, bfloat16, 399 and 405 us, of
     LayerNorm's of 2048 x 32768 124 and 122, of 512 x 32768 44.6 and 47.0.
     """
-    row = _row(space, columns, device)
+    row, device = _row(space, columns), space.device
     assert row.shape is not None, "no thread holds two rows"
     registers, rows, loads = row.shape
     programs = resident(device, WARPS, registers)
@@ -120,8 +114,7 @@ def lagged_row_loop(space: Space, columns: Sequence[Expr], device: Device) -> Sc
     )
 
 
-def _row(space: Space, columns: Sequence[Expr], device: Device) -> _Row:
-    rows = space.streamed
+def _row(space: Features, columns: Sequence[Expr]) -> _Row:
     results = [e for e in space.segment.exprs if isinstance(e.op, Reduce) and not space.has_r(e.output)]
-    width = device.access_bytes // max(rows[0].dtype.itemsize, 2)
-    return _Row(element_of(space, columns), len(rows), len(results), width, space.reduced, device)
+    width = space.device.access_bytes // max(space.streamed[0].dtype.itemsize, 2)
+    return _Row(space, element_of(space, columns), len(results), width)

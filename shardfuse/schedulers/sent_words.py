@@ -9,9 +9,9 @@ from ..ir.expr import BoundTensor
 from ..ir.op import Factory, Pick, Reduce, Statistic
 from ..segments.segment import Segment
 from ..segments.space import Space
+from .features import carried
 from .limits import WARP
 from .plan import KernelPlan, RankExchange
-from .resources import carried
 from .schedule import Registers, Schedule, Tile
 
 MOST_ELEMENTS = 1 << 16

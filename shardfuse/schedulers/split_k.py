@@ -12,43 +12,44 @@ from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..segments.segment import Segment, leading_to
-from ..segments.space import Space
+from .features import Features, carried
 from .limits import WARP, power_of_two, power_of_two_within
 from .persistent import in_registers
 from .plan import may_be_stages
-from .resources import REGISTER, carried, resident, within_shared
+from .resources import REGISTER, resident, within_shared
 from .schedule import Loop, Schedule, Split, Tile
+from .team import halved
 
 
-def evenly(space: Space, schedule: Schedule, device: Device, wanted: int, side_by_side: int = 1) -> Schedule:
+def evenly(space: Features, schedule: Schedule, wanted: int, side_by_side: int = 1) -> Schedule:
     """``schedule`` with as many parts as there are to be programs.  ``side_by_side``: rows that stand so as one."""
-    tuned = device.measured.splits
+    tuned = space.tuned.splits
     turns = -(-space.reduced // schedule.reduced)
     most = turns // tuned.turns if turns >= tuned.worth else 1
-    parts = max(min(_even(space, schedule, device, wanted), most, tuned.most), 2 if side_by_side > 1 else 1)
+    parts = max(min(_even(space, schedule, wanted), most, tuned.most), 2 if side_by_side > 1 else 1)
     split = Split(parts, side_by_side=side_by_side) if parts > 1 else None
-    return in_parts(space, replace(schedule, split=split), device)
+    return in_parts(space, replace(schedule, split=split))
 
 
-def _even(space: Space, schedule: Schedule, device: Device, wanted: int) -> int:
+def _even(space: Features, schedule: Schedule, wanted: int) -> int:
     """Parts that give about ``wanted`` programs with all lanes in use, and few multiprocessors one more than others.
 
     The bias gradient of GELU, 4096 x 3000 of bfloat16, took 31.6 us on an H200 in 528 programs, in 270 39.8.
     """
     blocks = -(-space.kept // schedule.kept)
     programs = wanted * schedule.kept // space.kept * blocks
-    over = programs % device.multiprocessors
-    if over < min(device.multiprocessors // 2, programs):
+    over = programs % space.device.multiprocessors
+    if over < min(space.device.multiprocessors // 2, programs):
         programs -= over
     return programs // blocks
 
 
-def in_parts(space: Space, schedule: Schedule, device: Device) -> Schedule:
+def in_parts(space: Features, schedule: Schedule) -> Schedule:
     """``schedule``, whose parts are finished in the same launch: by the last program of each block, or by all at once.
 
     The latter where all are resident, if need be half as many.
     """
-    schedule = within_shared(space, schedule, device)
+    device, schedule = space.device, within_shared(space, schedule)
     split = schedule.split
     if split is None or not may_be_stages(space.segment):
         return schedule
@@ -57,7 +58,7 @@ def in_parts(space: Space, schedule: Schedule, device: Device) -> Schedule:
     blocks, launch = -(-space.kept // schedule.kept), schedule.launch
     ahead = (launch.stages - 1) * schedule.kept * schedule.reduced * space.element_bytes
     shared = device.multiprocessors * (device.shared_bytes // max(ahead, 1))
-    bounds = [device.bound(n) for n in device.measured.splits.resident]
+    bounds = [device.bound(n) for n in space.tuned.splits.resident]
     for parts, registers in (*((split.parts, n) for n in bounds), (split.parts // 2, bounds[-1])):
         most = min(registers, launch.registers or registers)
         if parts > 1 and blocks * parts <= min(resident(device, launch.warps, most), shared):
@@ -66,7 +67,7 @@ def in_parts(space: Space, schedule: Schedule, device: Device) -> Schedule:
     if split.side_by_side > 1 and schedule.reduced > 1:
         half = schedule.reduced // 2
         wider = schedule.sized(kept=2 * schedule.kept, reduced=half)
-        wider = in_parts(space, wider.accumulating(min(wider.accumulated, half)), device)
+        wider = in_parts(space, wider.accumulating(min(wider.accumulated, half)))
         return wider if wider.is_one_launch else schedule
     return schedule
 
@@ -78,31 +79,29 @@ def is_for_one(schedule: Schedule, device: Device) -> bool:
     return not is_apart and power_of_two(schedule.parts) * schedule.kept <= tuned.last
 
 
-def in_full_turns(space: Space, schedule: Schedule, device: Device) -> Schedule:
+def in_full_turns(space: Features, schedule: Schedule) -> Schedule:
     """``schedule`` with half the threads and half the block, where that leaves fewer lanes of the last turn idle.
 
     The weight gradients of a group norm of 2 x 1280 x 32 x 32, float16, channels-last, took 11.4 us so, else 13.4.
     """
-    tuned = device.measured.splits
 
     def idle(block: int) -> float:
         turns = space.reduced / (schedule.parts * block)
         return 1 - turns / ceil(turns)
 
-    half, warps = schedule.reduced // 2, schedule.launch.warps
-    if warps == 1 or idle(schedule.reduced) < max(tuned.idle, 2 * idle(max(half, 1))):
+    least = max(space.tuned.splits.idle, 2 * idle(max(schedule.reduced // 2, 1)))
+    if schedule.launch.warps == 1 or idle(schedule.reduced) < least:
         return schedule
-    halved = schedule.with_warps(warps // 2).sized(reduced=half).accumulating(min(schedule.accumulated, half))
-    return in_parts(space, halved, device)
+    return in_parts(space, halved(schedule))
 
 
-def finishing(space: Space, device: Device) -> Schedule:
+def finishing(space: Features) -> Schedule:
     """All partial results of some kept elements in registers."""
     splits = power_of_two(space.reduced)
     if space.is_inner or space.kept == 1:
-        return in_registers(space, device)
+        return in_registers(space)
     held = splits * max(len(space.streamed), 1)
-    lanes = power_of_two_within(max(device.measured.columns.tile // held, 1))
+    lanes = power_of_two_within(max(space.tuned.columns.tile // held, 1))
     lanes = max(lanes, 16)
     return Schedule(Tile(min(lanes, power_of_two(space.kept)), splits))
 
@@ -143,7 +142,7 @@ def storing(exprs: Sequence[Expr], stored: Sequence[BoundTensor], partials: Mapp
     return Segment.of(found, [*stored, *partials.values()])
 
 
-def with_partials(first: Segment, space: Space, partials: Mapping[Expr, BoundTensor], split: Digit) -> Space:
+def with_partials(first: Segment, space: Features, partials: Mapping[Expr, BoundTensor], split: Digit) -> Features:
     """``space`` of the ``first`` kernel with its workspaces; ``split`` is the program's own, and no tile walks it."""
     gone = space.walked or space.r
     atoms = {w: space.atoms[e.tensors[0]] - frozenset(gone) | {split} for e, w in partials.items()}

@@ -14,7 +14,8 @@ from math import prod
 from ..device import LINE_BYTES, Device
 from ..ir.digits import Axis, Digit
 from ..segments.segment import Segment
-from ..segments.space import Space, analyse, stored_atoms
+from ..segments.space import stored_atoms
+from .features import Features, features_or_refusal
 from .limits import LONG_WARPS, power_of_two
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Sides
@@ -25,13 +26,13 @@ _SIDE = LINE_BYTES
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` has no two fastest axes; ``None`` where it has."""
-    space = two_sided(segment)
+    space = two_sided(segment, device)
     return space if isinstance(space, str) else None
 
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """Square tiles; where one side is short the other is longer."""
-    space = two_sided(segment)
+    space = two_sided(segment, device)
     assert not isinstance(space, str), space
     widest = max(t.dtype.itemsize for t in (*segment.loads, *segment.outputs) if space.is_streamed(t))
     side = min(2 * LINE_BYTES // widest, _SIDE)
@@ -48,15 +49,15 @@ def propose(segment: Segment, device: Device) -> Schedule:
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
-    space = two_sided(segment)
+    space = two_sided(segment, device)
     assert not isinstance(space, str), space
-    return (KernelPlan(kernel_name("transpose", segment), segment, space, schedule, device),)
+    return (KernelPlan(kernel_name("transpose", segment), space, schedule),)
 
 
 @lru_cache(maxsize=64)
-def two_sided(segment: Segment) -> Space | str:
+def two_sided(segment: Segment, device: Device) -> Features | str:
     """The space with its two sides, or why one is enough."""
-    space = analyse(segment)
+    space = features_or_refusal(segment, device)
     if isinstance(space, str):
         return space
     if space.r:

@@ -194,12 +194,6 @@ Pieces = Mapping[Digit, Axis]
 Atoms = Mapping[BoundTensor, frozenset[Digit]]
 
 
-def analyse_reduction(segment: Segment) -> Space | str:
-    """As ``analyse``; a segment that reduces nothing has none either."""
-    space = analyse(segment)
-    return space if isinstance(space, str) or space.r else "it has no reduction"
-
-
 @lru_cache(maxsize=64)
 def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
     """Every local digit of ``segment`` as atoms, and those that each tensor holds, or why there is no such kernel."""

@@ -1,0 +1,185 @@
+"""Statements of a kernel: lines of Python, with loops and branches around others, what they define and use, their text.
+
+    x = tl.program_id(0)                            a simple statement is its text, in one line or several
+    Loop("row", "x", "i0", "1", 2, (...))           for row in tl.range(x, i0, 1, num_stages=2): ...
+    Branch("x < 3", (...), (...))                   if x < 3: ... else: ...
+
+Python's own grammar says which names a statement defines and which it uses, and nothing but ``rendered`` indents.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+MARGIN = 120
+"""Characters of a line of generated text, at most, as of this package's."""
+_INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``body`` for ``index`` from ``start`` up to ``stop``.  ``stages``: how many turns the compiler loads ahead of."""
+
+    index: str
+    start: str
+    stop: str
+    step: str | int | None
+    stages: int
+    body: Sequence[Statement]
+
+    @property
+    def range(self) -> str:
+        step = "" if self.step is None else f"{self.step}, "
+        return f"tl.range({self.start}, {self.stop}, {step}num_stages={self.stages})"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """``then`` where ``test`` holds, and ``otherwise`` where it does not."""
+
+    test: str
+    then: Sequence[Statement]
+    otherwise: Sequence[Statement] = ()
+
+
+@dataclass(frozen=True)
+class While:
+    """``body`` as long as ``test`` holds."""
+
+    test: str
+    body: Sequence[Statement]
+
+
+Statement = str | Loop | Branch | While
+"""A string is a simple statement; an empty one ends a paragraph."""
+
+
+class Writer:
+    """Statements in the order in which they are written."""
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+
+    def line(self, text: str) -> None:
+        self.statements.append(text)
+
+    def add(self, statements: Sequence[Statement]) -> None:
+        self.statements += statements
+
+    def paragraph(self) -> None:
+        if self.statements and self.statements[-1]:
+            self.statements.append("")
+
+    @contextmanager
+    def loop(self, index: str, start: str, stop: str, step: str | int, stages: int = 1) -> Iterator[None]:
+        """What is written inside is the body of a loop."""
+        outside, self.statements = self.statements, []
+        yield
+        outside.append(Loop(index, start, stop, step, stages, tuple(self.statements)))
+        self.statements = outside
+
+
+def defined(statements: Sequence[Statement]) -> list[str]:
+    """The names that ``statements`` define, in order."""
+    nodes = ast.walk(ast.parse("\n".join(rendered(statements))))
+    found = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return [node.id for node in sorted(found, key=lambda node: (node.lineno, node.col_offset))]
+
+
+def live_before(statements: Sequence[Statement]) -> set[str]:
+    """The names that ``statements`` use and do not define before they do."""
+    return _live(statements, set())
+
+
+def _live(statements: Sequence[Statement], known: set[str]) -> set[str]:
+    """The names that are live before ``statements``, to which those of ``known`` do not count; these get what all
+    paths define."""
+    live = set[str]()
+    for statement in statements:
+        match statement:
+            case str():
+                live |= _uses(statement) - known
+                known |= set(defined([statement]))
+            case Loop():
+                live |= _uses(statement.range) - known
+                live |= _live(statement.body, {*known, statement.index})
+            case While():
+                live |= _uses(statement.test) - known
+                live |= _live(statement.body, {*known})
+            case Branch():
+                live |= _uses(statement.test) - known
+                then, otherwise = {*known}, {*known}
+                live |= _live(statement.then, then) | _live(statement.otherwise, otherwise)
+                known |= then & otherwise
+    return live
+
+
+def _uses(text: str) -> set[str]:
+    """The names that the simple statement, or the expression, ``text`` reads."""
+    nodes = list(ast.walk(ast.parse(text)))
+    changed = {node.target for node in nodes if isinstance(node, ast.AugAssign)}
+    return {
+        node.id for node in nodes if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Load) or node in changed)
+    }
+
+
+def rendered(statements: Sequence[Statement], depth: int = 0) -> list[str]:
+    """The lines of ``statements``, ``depth`` levels deep, without blank ones at the ends or twice in a row."""
+    lines: list[str] = []
+    for line in _lines(statements, depth):
+        if line or (lines and lines[-1]):
+            lines.append(line)
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def _lines(statements: Sequence[Statement], depth: int) -> Iterator[str]:
+    for statement in statements:
+        match statement:
+            case str():
+                yield from (_INDENT * depth + line for line in statement.split("\n")) if statement else [""]
+            case Loop():
+                yield f"{_INDENT * depth}for {statement.index} in {statement.range}:"
+                yield from _lines(statement.body, depth + 1)
+            case While():
+                yield f"{_INDENT * depth}while {statement.test}:"
+                yield from _lines(statement.body, depth + 1)
+            case Branch():
+                yield f"{_INDENT * depth}if {statement.test}:"
+                yield from rendered(statement.then, depth + 1)
+                if statement.otherwise:
+                    yield f"{_INDENT * depth}else:"
+                    yield from rendered(statement.otherwise, depth + 1)
+
+
+def function_text(
+    name: str, parameters: Sequence[str], body: Sequence[Statement], *, not_specialised: Sequence[str] = ()
+) -> str:
+    """A function of Triton's, its head broken over lines as the formatter breaks it."""
+    quoted = ", ".join(f'"{p}"' for p in not_specialised)
+    decorator = f"@triton.jit(do_not_specialize=[{quoted}])" if quoted else "@triton.jit"
+    joined = ", ".join(parameters)
+    head = [f"def {name}({joined}):"]
+    if len(head[0]) > MARGIN:
+        listed = [joined] if len(joined) + len(_INDENT) <= MARGIN else [f"{p}," for p in parameters]
+        head = [f"def {name}(", *(_INDENT + line for line in listed), "):"]
+    return "\n".join([decorator, *head, *rendered(body, 1)]) + "\n"
+
+
+def call_of(target: str, name: str, arguments: Sequence[str], depth: int) -> str:
+    """``target = name(arguments)``, which will stand at ``depth``, broken over lines as the formatter breaks it."""
+    joined, margin = ", ".join(arguments), MARGIN - len(_INDENT) * depth
+    if len(f"{target} = {name}({joined})") <= margin:
+        return f"{target} = {name}({joined})"
+    listed = [joined] if len(joined) + len(_INDENT) <= margin else [f"{a}," for a in arguments]
+    return "\n".join([f"{target} = {name}(", *(_INDENT + line for line in listed), ")"])
+
+
+def tuple_of(target: str, values: Sequence[str]) -> str:
+    """``target = values``, one level deep, broken over lines as the formatter breaks it."""
+    whole = f"{target} = {', '.join(values)}{',' if len(values) == 1 else ''}"
+    if len(whole) + len(_INDENT) <= MARGIN:
+        return whole
+    return "\n".join([f"{target} = (", *(f"{_INDENT}{v}," for v in values), ")"])

@@ -1,0 +1,251 @@
+"""features: the iteration space of a segment on a device, with all that a schedule is chosen by.
+
+Each feature is worked out once, when it is first asked for.  Schedulers, the model of resources and the tuner read them
+here, and look at the expressions of a segment no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
+from ..ir.dtype import DataType
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Cast, Random, Reduce, Set, Statistic, View, is_statistic
+from ..ops.reductions import REDUCTION_TABLE
+from ..segments.online_reductions import online, takes_one_walk
+from ..segments.segment import Segment, leading_to
+from ..segments.space import Space, analyse, as_columns, run_below
+from .limits import LONG_WARPS, WARP, power_of_two, vector
+
+
+@dataclass(frozen=True)
+class Features(Space):
+    """A space on ``device``.  Lengths are in elements."""
+
+    device: Device = field(kw_only=True)
+
+    @property
+    def tuned(self) -> Measured:
+        """What was measured on the device."""
+        return self.device.measured
+
+    # what is read
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of the widest load of what is streamed; 4 where nothing is."""
+        extent = self.reduced if self.is_inner else self.kept
+        return max((vector(t.dtype, extent, self.device) for t in self.streamed), default=4)
+
+    def narrowest_load(self, extent: int) -> int:
+        """Bytes of the narrowest load of what is streamed, in runs of ``extent`` elements."""
+        loads = (vector(t.dtype, extent, self.device) * t.dtype.itemsize for t in self.streamed)
+        return min(loads, default=self.device.access_bytes)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Are rows stored in pieces that the widest loads do not divide?"""
+        return self.run != self.reduced and self.narrowest_load(self.run) < self.device.access_bytes
+
+    def may_align_down(self, rows: int = 2) -> bool:
+        """Are there ``rows`` rows, too odd for wide loads, that may be read in the aligned words that contain them?
+
+        Not those of an invariant space: where in a word a row begins says which thread adds up what of it.
+        """
+        is_odd = self.is_odd(self.streamed[0].dtype)
+        return is_odd and self.kept >= rows and not self.is_invariant
+
+    def is_odd(self, dtype: DataType) -> bool:
+        """Are rows of ``dtype`` too odd for loads of more than a few bytes?"""
+        return vector(dtype, self.reduced, self.device) * dtype.itemsize <= LEAST_COPY
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of all that is streamed."""
+        return self.reduced * self.element_bytes
+
+    @property
+    def is_narrow(self) -> bool:
+        """Has all that is streamed 16 bits or fewer?"""
+        return all(t.dtype.itemsize <= 2 for t in self.streamed)
+
+    @property
+    def has_windows(self) -> bool:
+        """Is something read at another place than its own?"""
+        return bool(self.segment.windows)
+
+    @property
+    def is_by_sample(self) -> bool:
+        """Has what is beside the rows a value of its own for some of them, as a group norm's weight has?"""
+        return any(map(self.has_x, self.beside))
+
+    @cached_property
+    def beside_again(self) -> int:
+        """How many of the vectors beside a row are read for a reduction, and so before each and after the last."""
+        wanted = [e.tensors[0] for e in self.segment.exprs if isinstance(e.op, Reduce) and not self.has_r(e.output)]
+        behind = {t for e in leading_to(self.segment.exprs, wanted) for t in e.tensors}
+        return len([t for t in self.beside if t in behind])
+
+    # what is computed
+
+    @cached_property
+    def draws(self) -> bool:
+        """Are random numbers made?"""
+        return any(isinstance(e.op, Random) for e in self.segment.exprs)
+
+    @cached_property
+    def is_variance(self) -> bool:
+        """Is a mean reduced with the squares around it?"""
+        return any(is_statistic(e.op, "welford") for e in self.segment.exprs)
+
+    @cached_property
+    def takes_one_walk(self) -> bool:
+        """Is no element needed again once running statistics have taken it?"""
+        return takes_one_walk(self.segment)
+
+    @property
+    def is_chain(self) -> bool:
+        """Do so many reductions follow one another that what a row waits for decides?"""
+        return self.phases > self.tuned.chains.phases
+
+    @cached_property
+    def why_no_exchange(self) -> str | None:
+        """Why programs cannot finish the reductions for each other: a word of an exchange holds 32 bits."""
+        one_word = (DataType.Float, DataType.Int32, DataType.Bool)
+        wide = (e.output for e in self.segment.exprs if self.reduces(e) and carried(e) not in one_word)
+        found = next(wide, None)
+        return None if found is None else f"{found} is accumulated in 64 bits, a word of an exchange holds 32"
+
+    # what is held
+
+    @cached_property
+    def held(self) -> int:
+        """How many values of each element a thread holds: what is made before the first reduction and needed after it.
+
+        Not fewer than registers that its inputs take as they come; all inputs where indices and long chains take more.
+        """
+        inputs = self.streamed
+        if not self.is_inner or self.is_chain or self.segment.has_indices:
+            return len(inputs)
+        readers = [e for e in self.segment.exprs if self.phase[e.output] and self.has_r(e.output)]
+        needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in self.atoms), *self.segment.outputs))
+        kept = [t for t in needed if not self.phase[t] and self.has_r(t) and self.has_x(t)]
+        again = {e.output: e.tensors[0] for e in self.segment.exprs if isinstance(e.op, Cast | Set | View)}
+        sources: dict[BoundTensor, None] = {}
+        for t in kept:
+            while t in again:
+                t = again[t]
+            sources[t] = None
+        made = len([t for t in sources if self.is_streamed(t) or t not in self.segment.loads])
+        return max(made, -(-len(inputs) // 2))
+
+    @property
+    def are_few_held(self) -> bool:
+        """Are there few rows of one input that are read three times, and does a small group hold each?
+
+        The same for a segment whose statistics are joined, of which two reads are one.
+        """
+        tuned = self.tuned.groups
+        reads = self.phases + any(isinstance(e.op, Statistic) for e in self.segment.exprs)
+        if self.grouped or reads <= 2 or self.kept > self.device.multiprocessors or len(self.streamed) != 1:
+            return False
+        return self.reduced <= tuned.few_members * LONG_WARPS * WARP * tuned.few_held
+
+    @cached_property
+    def rows_alike(self) -> int:
+        """Rows, a power of two, that read the same vectors wherever their block begins.
+
+        All where nothing tells them apart.  Two layer norms in a row with a scale and a shift for each of 8 samples, 8
+        x 1023 x 5120 of bfloat16, spilled 2584 bytes in blocks of 4 rows, which two samples share.
+        """
+        found = power_of_two(self.kept)
+        for t in self.beside:
+            if self.has_x(t):
+                rows = run_below(t, self.x, self)
+                found = min(found, rows & -rows)
+        return found
+
+    # other ways to walk it
+
+    @cached_property
+    def joined(self) -> Features:
+        """Of the segment with two reductions that are one statistic as one."""
+        return features(online(self.segment), self.device)
+
+    @cached_property
+    def in_columns(self) -> Features:
+        """As it is walked: short runs of memory are columns side by side.
+
+        Short is less than a line; more where no program would hold a row of an under-occupied grid, as its runs would
+        be found twice.
+        """
+        is_read_twice = (
+            self.kept <= self.device.multiprocessors
+            and self.row_bytes > self.device.row_bytes
+            and not self.are_few_held
+        )
+        run = self.tuned.groups.short_run if is_read_twice else LINE_BYTES
+        found = as_columns(self, run // self.narrowest)
+        return self if found is self else on(found, self.device)
+
+    @cached_property
+    def columns(self) -> tuple[int, int]:
+        """Of columns in groups: how many a program takes, whole groups and a line of memory, and in how many lanes."""
+        groups, most = self.x[-1 - self.inside].extent, self.tuned.groups.widest_columns
+        counts = (n for n in range(1, groups + 1) if groups % n == 0)
+        sizes = [n * self.grouped for n in counts if n * self.grouped <= most]
+        whole = [n for n in sizes if n * self.narrowest >= LINE_BYTES] or sizes[-1:]
+        best = max(whole, key=lambda n: (n / power_of_two(n), -n))
+        return best, power_of_two(best)
+
+
+def on(space: Space, device: Device) -> Features:
+    """``space`` on ``device``."""
+    return Features(
+        space.segment,
+        space.x,
+        space.r,
+        space.atoms,
+        space.pieces,
+        space.phase,
+        space.is_inner,
+        space.walked,
+        space.inside,
+        space.grouped,
+        space.sides,
+        device=device,
+    )
+
+
+@lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn
+def features_or_refusal(segment: Segment, device: Device) -> Features | str:
+    """The features of ``segment``, or why no single kernel can walk it."""
+    space = analyse(segment)
+    return space if isinstance(space, str) else on(space, device)
+
+
+def reduction_or_refusal(segment: Segment, device: Device) -> Features | str:
+    """The same; a segment that reduces nothing has none either."""
+    space = features_or_refusal(segment, device)
+    return space if isinstance(space, str) or space.r else "it has no reduction"
+
+
+def features(segment: Segment, device: Device) -> Features:
+    """The features of a segment that has a space."""
+    found = features_or_refusal(segment, device)
+    assert not isinstance(found, str), found
+    return found
+
+
+def carried(expr: Expr) -> DataType:
+    """The type that the reduction ``expr`` accumulates in."""
+    assert isinstance(expr.op, Reduce), f"{expr.op.name} is no reduction"
+    return REDUCTION_TABLE[expr.op.kind].carried(expr.tensors[0].dtype, expr.output.dtype)
+
+
+def itemsizes(tensors: Iterable[BoundTensor]) -> int:
+    """Bytes of one element of each of ``tensors``."""
+    return sum(t.dtype.itemsize for t in tensors)

@@ -1,0 +1,147 @@
+"""What befalls one of several ranks alone where kernels exchange, and random programs; each a case of a world."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from exchange_cases import define, expected, inputs, piece, piece_of_output
+from exchange_programs import random_program
+from fusion_check import check
+
+from benchmarks.roundings import assert_near
+from shardfuse import DataType, FusionDefinition
+from shardfuse.errors import PeerLostError
+from shardfuse.executor import symmetric_slots
+from shardfuse.in_kernel import exchanging
+from shardfuse.mesh import symmetric
+from shardfuse.mesh.process import ProcessContext, finalize, initialize
+from shardfuse.rank_errors import ExchangeTimeoutError, ThreadsError
+
+PROGRAMS = 10
+"""Random ones, of which most have a kernel that exchanges."""
+
+
+class Norm:
+    """A norm of rows of 96, for any number of them."""
+
+    def __init__(self, context: ProcessContext) -> None:
+        self.rank, self.ranks = context.rank, context.world_size
+        self.fd: FusionDefinition = define("rms_norm", 96, self.ranks, DataType.BFloat16)
+
+    def run(self, rows: int) -> torch.Tensor:
+        given = inputs("rms_norm", rows, 96, torch.bfloat16)
+        (found,) = self.fd.execute([piece("rms_norm", k, v, self.ranks, self.rank) for k, v in enumerate(given)])
+        return found
+
+    def check(self, rows: int) -> None:
+        found, given = self.run(rows), inputs("rms_norm", rows, 96, torch.bfloat16)
+        whole = [expected("rms_norm", [v.to(t) for v in given])[0] for t in (torch.float64, torch.float32)]
+        wide, eager = (piece_of_output("rms_norm", v, self.ranks, self.rank) for v in whole)
+        assert_near(found, wide, eager.bfloat16(), n=2, what=f"{rows} rows on rank {self.rank}")
+        assert not self.fd.explain().collectives
+
+
+def run_short_of_memory_alone(context: ProcessContext) -> None:
+    """A rank that has no memory for a table fails on all, and all find room in the next call."""
+    norm, make = Norm(context), symmetric_slots.made_to_last
+
+    def refuse(make: object, device: torch.device) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    if context.rank == 1:
+        symmetric_slots.made_to_last = refuse
+    with pytest.raises(torch.OutOfMemoryError if context.rank == 1 else PeerLostError, match="no memory"):
+        norm.run(3)
+    symmetric_slots.made_to_last = make
+    for rows in (3, 5, 3):
+        norm.check(rows)
+
+
+def skip_a_batch(context: ProcessContext) -> None:
+    """A rank runs out of memory between what ranks agree on and the launch, and goes on with its next batch.
+
+    The others add that to the batch that it has left out.  All ranks are ended, with a line that says so.
+    """
+    norm, order = Norm(context), symmetric.arena().order
+    norm.check(3)
+    follow = order.follow
+
+    def refuse(stream: int | None, ranks: tuple[int, ...]) -> bool:
+        raise torch.OutOfMemoryError("no memory")
+
+    for turn in range(1 << 30):
+        order.follow = refuse if (context.rank, turn) == (1, 2) else follow
+        try:
+            norm.run(3)
+        except torch.OutOfMemoryError:
+            assert context.rank == 1
+        time.sleep(0.05)
+
+
+def begin_anew(context: ProcessContext) -> None:
+    """A world after one in which a rank has waited in vain: words of that are none of the new one's."""
+    for _ in range(2):
+        found = symmetric.arena()
+        assert isinstance(found, symmetric.Arena), found
+        found.timeout = 2.0 if context.rank == 0 else 60.0
+        norm = Norm(context)
+        norm.check(3)
+        if context.rank == 0:
+            assert norm.run(3).isnan().all()
+            with pytest.raises(ExchangeTimeoutError, match="rank 1 did not send its part of row 0 within 2 s"):
+                norm.run(3)
+        else:
+            time.sleep(4.0)
+            norm.check(3)  # what rank 0 has sent is there
+        finalize()
+        context = initialize(timeout=60)
+    norm = Norm(context)
+    for rows in (3, 1, 5):
+        norm.check(rows)
+
+
+def call_from_threads(context: ProcessContext) -> None:
+    """Ranks could come to their launches in other orders: a second thread is refused, and the first goes on."""
+    norm, refused = Norm(context), list[BaseException]()
+    norm.check(3)
+
+    def run() -> None:
+        try:
+            norm.run(3)
+        except ThreadsError as error:
+            refused.append(error)
+
+    for _ in range(2):
+        thread = threading.Thread(target=run, name=f"second of rank {context.rank}")
+        thread.start()
+        thread.join()
+        norm.check(3)
+    assert len(refused) == 2
+
+
+def run_programs(context: ProcessContext) -> None:
+    """Each twice, as words of the first run are there in the second; ranks beside its mesh call it as well."""
+    exchanged = 0
+    for seed in range(PROGRAMS):
+        case = random_program(seed, context.world_size)
+        for _ in range(2):
+            try:
+                check(case.fd, case.inputs, sizes=case.sizes)
+            except Exception as error:
+                error.add_note(f"rank {context.rank}, {case}")
+                raise
+        exchanged += bool(exchanging(case.fd.fec.last_plan))
+    assert exchanged > PROGRAMS // 2, exchanged
+
+
+CASES: dict[str, Callable[[ProcessContext], None]] = {
+    "short_alone": run_short_of_memory_alone,
+    "skip": skip_a_batch,
+    "anew": begin_anew,
+    "threads": call_from_threads,
+    "programs": run_programs,
+}

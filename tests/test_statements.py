@@ -1,0 +1,114 @@
+"""Statements of kernels: their text, and the names that they define and use."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from shardfuse.codegen.statements import (
+    MARGIN,
+    Branch,
+    Loop,
+    Statement,
+    While,
+    Writer,
+    call_of,
+    defined,
+    function_text,
+    live_before,
+    rendered,
+    tuple_of,
+)
+
+ROWS: list[Statement] = [
+    "base = x * 8",
+    "",
+    Loop("row", "base", "i0", "teams", 2, ["a, b = load(T0_ptr + row)", "", Branch("a < b", ["c = a"], ["c = b"])]),
+    "",
+    "",
+    While("c > 0", ["c -= 1"]),
+    "",
+]
+
+
+def test_blocks_are_indented_and_paragraphs_are_single() -> None:
+    assert rendered(ROWS, 1) == [
+        "    base = x * 8",
+        "",
+        "    for row in tl.range(base, i0, teams, num_stages=2):",
+        "        a, b = load(T0_ptr + row)",
+        "",
+        "        if a < b:",
+        "            c = a",
+        "        else:",
+        "            c = b",
+        "",
+        "    while c > 0:",
+        "        c -= 1",
+    ]
+
+
+def test_a_loop_without_a_step_goes_one_by_one() -> None:
+    assert rendered([Loop("k", "0", "n", None, 1, ["f(k)"])])[0] == "for k in tl.range(0, n, num_stages=1):"
+
+
+def test_what_is_written_in_a_loop_is_its_body() -> None:
+    out = Writer()
+    out.paragraph()
+    out.line("a = 0")
+    with out.loop("k", "0", "n", 4, 3):
+        out.line("a += k")
+    out.paragraph()
+    out.paragraph()
+    out.add(["f(a)"])
+    assert out.statements == ["a = 0", Loop("k", "0", "n", 4, 3, ("a += k",)), "", "f(a)"]
+
+
+def test_names_that_are_defined_come_in_order() -> None:
+    assert defined(ROWS) == ["base", "row", "a", "b", "c", "c", "c"]
+    assert defined(["x.field = y", "f(z, key=w)", "t[0] = 1"]) == []
+
+
+@pytest.mark.parametrize(
+    ("statements", "live"),
+    [
+        (["a = b + c.d", "e = a"], {"b", "c"}),
+        (["words = x, y", "return words, total"], {"x", "y", "total"}),
+        (["a = a + 1"], {"a"}),  # its own old value
+        (["a += 1"], {"a"}),
+        (["a = 0", "a += b"], {"b"}),
+        (['text = "name"', "f(text, other=g)"], {"f", "g"}),  # neither what is quoted nor a keyword's name
+        (["T0 = load(T0_ptr, mask=r_mask)", "T00 = T0"], {"load", "T0_ptr", "r_mask"}),  # nor a part of a name
+        ([Loop("k", "0", "n", 1, 1, ["f(k, a)", "a = k"])], {"tl", "n", "f", "a"}),
+        ([Loop("k", "0", "n", 1, 1, ["a = k", "f(a)"]), "f(k)"], {"tl", "n", "f", "k"}),  # of no turn, k is not there
+        ([Branch("t", ["a = 0"], ["a = 1"]), "f(a)"], {"t", "f"}),
+        ([Branch("t", ["a = 0"]), "f(a)"], {"t", "f", "a"}),  # which may not have run
+        ([While("go", ["go = f(b)", "b = go"])], {"go", "f", "b"}),
+    ],
+    ids=str,
+)
+def test_names_that_are_live_before(statements: list[Statement], live: set[str]) -> None:
+    assert live_before(statements) == live
+
+
+@pytest.mark.parametrize("count", [1, 10, 16, 40])
+def test_long_heads_calls_and_tuples_are_broken(count: int) -> None:
+    names = [f"T{k}_words" for k in range(count)]
+    text = function_text("read", names, [tuple_of("words", names), call_of("a, b", "begin", names, 1), "return a"])
+    assert all(len(line) <= MARGIN for line in text.splitlines())
+    (function,) = ast.parse(text).body
+    assert isinstance(function, ast.FunctionDef)
+    assert [a.arg for a in function.args.args] == names
+    made, called, _ = function.body
+    assert isinstance(made, ast.Assign)
+    assert isinstance(made.value, ast.Tuple)
+    assert len(made.value.elts) == count
+    assert isinstance(called, ast.Assign)
+    assert isinstance(called.value, ast.Call)
+    assert len(called.value.args) == count
+
+
+def test_a_head_names_what_is_not_specialised() -> None:
+    text = function_text("f", ["T0_ptr", "i0: tl.int32"], ["x = i0"], not_specialised=["i0"])
+    assert text == '@triton.jit(do_not_specialize=["i0"])\ndef f(T0_ptr, i0: tl.int32):\n    x = i0\n'
