@@ -6,8 +6,8 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, Union, cast, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import torch
 
@@ -111,7 +111,11 @@ def _check_of(hint: Hint) -> Check:
     if hint is int:
         return _is_integer
     if hint is float:
-        return lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+        return lambda value: isinstance(value, float) or _is_integer(value)
+    if origin is Literal:
+        return lambda value: any(type(value) is type(part) and value == part for part in parts)
+    if origin is Iterable:
+        return lambda value: isinstance(value, Iterable)
     if origin in (Union, types.UnionType):
         checks = tuple(map(_check_of, parts))
         return lambda value: any(check(value) for check in checks)
@@ -150,8 +154,11 @@ def _expected(hint: Hint) -> str:
     if origin in (Union, types.UnionType):
         alternatives = [_expected(part) for part in parts if part is not bool or len(parts) < 3]
         return " or ".join(dict.fromkeys(alternatives))
-    if origin is Sequence:
+    if origin in (Sequence, Iterable):
         return f"a list, each {_expected(parts[0])}"
+    if origin is Literal:
+        words = [f'"{part}"' if isinstance(part, str) else repr(part) for part in parts]
+        return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
     if origin is Mapping:
         return f"a dict, from {_expected(parts[0])} to {_expected(parts[1])}"
     return _NAMES.get(hint) or f"a {getattr(hint, '__name__', hint)}"

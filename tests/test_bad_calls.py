@@ -19,7 +19,8 @@ import torch
 import shardfuse
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, Scalar, ShardfuseError, TensorView
 from shardfuse.compat import nvfuser_direct
-from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU
+from shardfuse.errors import ModuleArgumentError, ModuleInputError
+from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, LinearCrossEntropyLoss, RMSNorm, SwiGLU, functional
 from shardfuse.ops.build import Ops
 from shardfuse.ops.table import POINTWISE
 
@@ -308,3 +309,94 @@ def test_bad_calls_of_constructors_and_methods(name: str) -> None:
             found = complaint(lambda argument=argument, flaw=flaw: function(**{**right, argument: flaw}))
             complaints += [f"{name}({argument}={flaw!r}): {found}"] if found else []
     assert not complaints, "\n".join(complaints)
+
+
+def rows(*shape: int) -> torch.Tensor:
+    return torch.ones(shape)
+
+
+PARAMETERS: dict[str, Any] = {"normalized_shape": (4,), "weight": rows(4), "bias": rows(4), "eps": 1e-5}
+RMS = {name: value for name, value in PARAMETERS.items() if name != "bias"}
+LOSS: dict[str, Any] = {
+    "label_smoothing": 0.1,
+    "z_loss": 0.1,
+    "temperature": 1.0,
+    "reduction": "mean",
+    "ignore_index": -1,
+}
+TARGET = torch.tensor([1, 2, 0])
+HEADS = rows(2, 2, 3, 4)
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "rms_norm": {"input": rows(3, 4), **RMS},
+    "layer_norm": {"input": rows(3, 4), **PARAMETERS},
+    "add_rms_norm": {"input": rows(3, 4), "residual": rows(3, 4), **RMS},
+    "add_layer_norm": {"input": rows(3, 4), "residual": rows(3, 4), **PARAMETERS},
+    "dropout_add_norm": {
+        "input": rows(3, 4), "residual": rows(3, 4), **PARAMETERS, "p": 0.1, "training": True, "norm": "layer",
+        "input_bias": rows(4),
+    },
+    "group_norm": {
+        "input": rows(3, 4, 2), "num_groups": 2, "weight": rows(4), "bias": rows(4), "eps": 1e-5, "activation": "silu",
+    },
+    "batch_norm": {
+        "input": rows(3, 4, 2), "running_mean": rows(4), "running_var": rows(4), "weight": rows(4), "bias": rows(4),
+        "training": False, "momentum": 0.1, "eps": 1e-5,
+    },
+    "softmax": {"input": rows(3, 4), "dim": -1, "dtype": torch.float64, "scale": 2.0, "mask": rows(3, 4)},
+    "log_softmax": {"input": rows(3, 4), "dim": -1, "dtype": None, "scale": 2.0, "mask": None},
+    "gelu": {"input": rows(3, 4), "approximate": "tanh"},
+    "geglu": {"gate": rows(3, 4), "up": rows(3, 4), "approximate": "none"},
+    "swiglu": {"gate": rows(3, 4), "up": rows(3, 4)},
+    "rotary_embedding": {
+        "query": HEADS, "key": HEADS, "cos": rows(3, 2), "sin": rows(3, 2), "interleaved": False, "heads_dim": 1,
+    },
+    "cross_entropy": {"input": rows(3, 4), "target": TARGET, **LOSS, "weight": None, "reduce": None},
+    "log_prob": {"input": rows(3, 4), "target": TARGET, "temperature": 1.0, "ignore_index": -100},
+    "linear_cross_entropy": {
+        "input": rows(3, 4), "weight": rows(5, 4), "target": TARGET, "bias": rows(5), "chunk_rows": 2, **LOSS,
+    },
+}  # fmt: skip
+"""A right call of each function; linear and embedding are torch's, whose errors are theirs."""
+TENSOR_FLAWS = (
+    rows(3, 5), rows(2, 2, 3, 4).to(torch.int64), rows(3, 4).to(torch.complex64), rows(3, 4) > 0, rows(3, 4).to("meta"),
+    rows(3, 4).numpy(), rows(1)[0], rows(4).double(), rows(4).to(torch.float8_e4m3fn), [rows(3, 4)],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_bad_calls_of_functions(name: str) -> None:
+    function, right = getattr(functional, name), FUNCTIONS[name]
+    assert complaint(lambda: function(**right)) is None
+    complaints = []
+    for argument in right:
+        for flaw in (*FLAWS, *TENSOR_FLAWS):
+            found = complaint(lambda argument=argument, flaw=flaw: function(**{**right, argument: flaw}))
+            complaints += [f"{name}({argument}={flaw!r}): {found}"] if found else []
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("argument", ["weight", "size_average", "reduce"])
+def test_options_of_torchs_losses_are_refused_by_name(argument: str) -> None:
+    """None is taken, as a caller of torch's may hand it over."""
+    value: Any = rows(4) if argument == "weight" else True
+    for call in (
+        lambda **named: CrossEntropyLoss(**named)(rows(3, 4), TARGET),
+        lambda **named: functional.cross_entropy(rows(3, 4), TARGET, **named),
+    ):
+        call(**{argument: None})
+        with pytest.raises(ModuleArgumentError, match=rf"\({argument}=.*\): expected None"):
+            call(**{argument: value})
+
+
+def test_tensors_on_several_devices_are_named() -> None:
+    meta = rows(3, 4).to("meta")
+    for call, named in (
+        (lambda: functional.add_rms_norm(rows(3, 4), meta, (4,)), "add_rms_norm: residual has its elements on meta"),
+        (lambda: functional.softmax(rows(3, 4), mask=meta), "Softmax: mask has its elements on meta"),
+        (lambda: AddRMSNorm(4)(rows(3, 4), meta), "AddRMSNorm: residual has its elements on meta"),
+        (lambda: SwiGLU()(rows(3, 4), meta), "SwiGLU: up has its elements on meta"),
+    ):
+        with pytest.raises(ModuleInputError, match=named):
+            call()
+    with pytest.raises(ModuleInputError, match="LinearCrossEntropyLoss: x has type NoneType"):
+        LinearCrossEntropyLoss()(None, rows(5, 4), TARGET)

@@ -18,7 +18,6 @@ from torch_gradients import leaf
 from shardfuse import DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
 from shardfuse.nn import CrossEntropyLoss, LinearCrossEntropyLoss, LogProb
-from shardfuse.nn.log_prob import log_prob_op
 
 
 def wide(x: Tensor) -> Tensor:

@@ -239,6 +239,77 @@ def test_an_activation_that_is_written_before_the_backward() -> None:
     run_ranks(2, run)
 
 
+def test_a_result_that_is_written_before_the_backward() -> None:
+    """Each module's DTensor results may be written in place where those of the module without a mesh may."""
+
+    def refused(results: Tensor | tuple[Tensor, ...], k: int, leaves: list[Tensor]) -> bool:
+        several = (results,) if isinstance(results, Tensor) else results
+        loss = sum(r.square().sum() for r in several)
+        written = several[k]
+        with torch.no_grad():
+            written.mul_(2)
+        caught = None
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            caught = error
+        is_refused = "modified by an inplace operation" in str(caught)
+        assert is_refused == (caught is not None), caught
+        assert not is_refused or all(leaf.grad is None for leaf in leaves)
+        return is_refused
+
+    def run(rank: int, size: int) -> None:
+        torch_mesh = make_mesh((2,))
+        mesh = DeviceMesh(torch_mesh.mesh)
+        for name, case in CASES.items():
+            if name in ("layer_norm_of_partial", "layer_norm_hidden", "softmax"):
+                continue  # which reach the others: a rank that raises would leave them
+            for k in range(case.tensors if "add" in name else 1):
+                full = [numbers(case.shape, j, torch.float64) for j in range(case.tensors)]
+                plain = [t.clone().requires_grad_() for t in full]
+                given = [distribute(t, torch_mesh, case.at).requires_grad_() for t in full]
+                module = case.make(mesh)
+                alone = case.make(DeviceMesh([rank]))
+                if isinstance(module, nn.BatchNorm1d):
+                    module.eval(), alone.eval()
+                assert refused(module(*given), k, given) == refused(alone(*plain), k, plain), f"{name} {k}"
+
+    run_ranks(2, run)
+
+
+def test_shapes_that_only_inference_mode_has_seen() -> None:
+    """Parameters that are DTensors have no version there that a detached one could share."""
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(range(size))
+        torch_mesh = mesh.to_torch("cpu")
+        for make in (
+            lambda: nn.RMSNorm(6, mesh=mesh, input=S0),
+            lambda: nn.GroupNorm(2, 6, mesh=mesh, input=S0),
+            lambda: nn.BatchNorm1d(6, mesh=mesh, input=S0).eval(),
+            lambda: nn.SwiGLU(3, bias=True, mesh=mesh, input=S0),
+        ):
+            module = make()
+            module(distribute(numbers((8, 6), 0), torch_mesh, [S0]))
+            x = distribute(numbers((4, 6), 1), torch_mesh, [S0])
+            with torch.inference_mode():
+                found = module(x)
+            assert torch.equal(found.full_tensor(), make()(x).full_tensor())
+
+    run_ranks(2, run)
+
+
+def test_a_residual_that_is_no_piece_as_the_module_takes_it() -> None:
+    def run(rank: int, size: int) -> None:
+        module = nn.AddRMSNorm(6, mesh=DeviceMesh(range(size)), input=S1)
+        x = numbers((2, 4, 6), rank)
+        with pytest.raises(ModuleInputError, match=r"residual has shape \(2, 4, 6\), expected \(2, 8, 6\)"):
+            module(x, x)
+        module(x, numbers((2, 8, 6), 0))
+
+    run_ranks(2, run)
+
+
 class Ops(TorchDispatchMode):
     """Notes the names of ops."""
 

@@ -11,6 +11,8 @@ import torch
 from module_cases import FLOATS, NARROW, ONE, check_module, each_rank
 from nn_cases import S0, S1, S2, Here, Placements, R
 from torch import Tensor
+from torch.distributed.tensor import Shard
+from torch_answers import assert_beside
 from torch_gradients import leaf
 
 from shardfuse import DataType, DeviceMesh
@@ -107,6 +109,34 @@ def test_on_ranks() -> None:
     }
     each_rank([2], cases)
     each_rank([2, 2], {"batch_and_sequence": partial(check, at=[S0, S2]), "heads": partial(check, at=[S1, R])})
+
+
+def test_ranks_with_one_position_or_sample_beside_others() -> None:
+    """Cosines and sines of one row are that rank's own, not those of every row."""
+
+    def check_uneven(here: Here, batch: int, sequence: int, dim: int, table_batch: int) -> None:
+        module = RotaryEmbedding(4, mesh=here.mesh, input=Shard(dim))
+        query = here.sample([R], (batch, 2, sequence, 4), torch.float64, 1).full
+        positions = torch.arange(table_batch * sequence).view(table_batch, sequence) % 7
+        wanted = RotaryEmbedding(4)(query, positions=positions)
+        own = positions
+        if dim == 2:
+            own = here.mesh.shard_tensor(positions, 1)
+        elif table_batch > 1:
+            own = here.mesh.shard_tensor(positions, 0)
+        cut = here.mesh.shard_tensor(query, dim)
+        for named in ({"positions": own}, dict(zip(("cos", "sin"), module.tables(own), strict=True))):
+            found = module(cut, **named, unsharded=query.shape)
+            assert_beside(found, here.mesh.shard_tensor(wanted, dim))
+
+    shapes = ((2, 3, 2, 1), (2, 3, 2, 2), (2, 1, 2, 1), (3, 2, 0, 1), (3, 2, 0, 3), (1, 2, 0, 1), (5, 3, 0, 1))
+    each_rank(
+        [2],
+        {
+            str(sizes): partial(check_uneven, batch=sizes[0], sequence=sizes[1], dim=sizes[2], table_batch=sizes[3])
+            for sizes in shapes
+        },
+    )
 
 
 def test_views_of_one_projection_are_read_where_they_are() -> None:

@@ -38,6 +38,7 @@ from ..ir.domain import BoundDomain, TensorDomain
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh
+from ..mesh.groups import world_key
 from ..mesh.process import ledger_of
 from .argument_checks import ranks_of
 from .detection import has_dtensor
@@ -152,19 +153,23 @@ class DTensorExecutor:
         return variant
 
     def of(self, k: int, dtensor: DTensor) -> Given:
-        """What argument ``k`` says of itself.  Kept by shape: a call is as fast as to look up what was seen."""
+        """What argument ``k`` says of itself.  Kept by shape: a call is as fast as to look up what was seen.
+
+        And by the world: a mesh is equal to that of the same ranks in another, which finds no groups in this one.
+        """
         seen = dtensor.device_mesh, dtensor.placements, dtensor.shape, shard_order_of(dtensor)
-        given = self.seen.get(seen)
+        world = world_key()
+        given = self.seen.get((world, seen))
         if given is None:
             with failures_told(_ranks_of((dtensor,))), lines_named(self.fusion):
                 placements = left_to_right(f"input {k}, {self.fusion.inputs[k].val.name}", *seen)
             given = given_of(dtensor, placements)
-            said = given.mesh, given.placements, given.cuts, given.elsewhere
+            said = world, given.mesh, given.placements, given.cuts, given.elsewhere
             known = self.given.get(said)
             if known is None:
                 self.given.put(said, given)
             given = known or given
-            self.seen.put(seen, given)
+            self.seen.put((world, seen), given)
         return given
 
     def copy(self) -> Fusion:

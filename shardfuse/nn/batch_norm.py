@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -13,7 +13,9 @@ import torch.distributed as dist
 from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError, PromiseError
 from ..frontend.detection import has_dtensor
+from ..ir import DataType
 from ..mesh import DeviceMesh
+from ..mesh.groups import world_key
 from . import traced
 from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .channel_norm import ChannelNorm
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 class BatchNorm(ChannelNorm):
     """(x - mean) * rsqrt(var + eps) * weight + bias over all but the channels, with torch's running statistics.
 
-    num_features, eps, momentum, affine, track_running_stats: as of torch's module of the same name, as are parameters,
-    buffers, their names, and ``eval()``.
+    num_features, eps, momentum, affine, track_running_stats, bias (is there one beside the weight?): as of torch's
+    module of the same name, as are parameters, buffers, their names, and ``eval()``.
     mesh, input: on a mesh, where x and the result live: Shard of the batch or of image dims, or Replicate; statistics
     are those of the whole, in one exchange of a few numbers for each channel.  Buffers are the same on every rank.
     parameters: as of ``RMSNorm``.
@@ -53,12 +55,13 @@ class BatchNorm(ChannelNorm):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
+        bias: bool = True,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
         parameters: ParameterKind = "dtensor",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         placement = TensorPlacement.of_whole_values("input", input, mesh, "a norm")
         super().__init__(mesh, placement.replicated(), parameters)
@@ -73,7 +76,7 @@ class BatchNorm(ChannelNorm):
             raise PlacementError("input", (input,), "[batch, channels, ...]", advice)
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.track_running_stats, self._input = track_running_stats, placement
-        self.make_affine(num_features, affine, device, dtype)
+        self.make_affine(num_features, affine, bias, device, dtype)
         self.check_own_dtype(dtype)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         tracked = track_running_stats
@@ -84,7 +87,7 @@ class BatchNorm(ChannelNorm):
         self.describe()
 
     def settings(self) -> dict[str, object]:
-        sizes = {"num_features": self.num_features, "eps": self.eps, "affine": self.affine}
+        sizes = {"num_features": self.num_features, "eps": self.eps, "given": " ".join(self.given)}
         return {**sizes, "mesh": self.mesh, "input": self._input}
 
     @classmethod
@@ -116,6 +119,10 @@ class BatchNorm(ChannelNorm):
         if self._dims and x.ndim not in self._dims:
             self._check(x, 1)
         kept = () if self.running_mean is None or self.running_var is None else (self.running_mean, self.running_var)
+        if not (self.training or kept) and (self.running_mean is not None or self.running_var is not None):
+            missing = "running_mean" if self.running_mean is None else "running_var"
+            advice = "assign it, or None to both to norm by the batch's own"
+            raise ModuleInputError(type(self).__name__, missing, "None", "a tensor, as the other one is", advice)
         by_kept = kept if not self.training else ()
         if self.is_decomposed():
             self._check(x, 1)
@@ -124,8 +131,8 @@ class BatchNorm(ChannelNorm):
                 self._check_count(x.shape)
             results = traced.batch_norm(x, self.weight, self.bias, self.eps, by_kept)
         else:
-            results = self.run_images((x, *self.affine_parameters(), *by_kept), unsharded)
-        if self.training and kept:
+            results = self.run_images((x, *self.vectors_here(), *by_kept), unsharded)
+        if self.training and kept and self.track_running_stats:
             is_empty = torch.Size(x.shape if unsharded is None else unsharded).numel() == 0
             self._track(*kept, *(() if is_empty else results[1:]))
         return results[0]
@@ -139,7 +146,7 @@ class BatchNorm(ChannelNorm):
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         x, *vectors = tensors
-        affine, kept = (vectors[:2], vectors[2:]) if self.affine else ([], vectors)
+        affine, kept = vectors[: len(self.given)], vectors[len(self.given) :]
         channel_dim = x.ndim - 1 if self.is_last else 1
         self._check(x, channel_dim)
         placement = self.placed(self._input, x.ndim, unsharded)
@@ -155,14 +162,17 @@ class BatchNorm(ChannelNorm):
             mesh=self.mesh,
             placement=placement,
             dtype=self.check_dtype("x", x),
-            affine_dtype=self.check_dtype("weight", affine[0]) if affine else None,
-            kept_dtype=self.check_dtype("running_mean", kept[0]) if kept else None,
+            **self.vector_dtypes(affine),
+            kept_dtype=self._kept_dtype(*kept) if kept else None,
         )
         return batch_norm_op(spec)
 
-    def affine_parameters(self) -> tuple[torch.Tensor, ...]:
-        """Weight and bias, or none."""
-        return () if self.weight is None or self.bias is None else (self.weight, self.bias)
+    def _kept_dtype(self, mean: torch.Tensor, variance: torch.Tensor) -> DataType:
+        """Raises ModuleInputError unless both are of one dtype that is computed with."""
+        if variance.dtype != mean.dtype:
+            found, expected = f"dtype {variance.dtype}", f"{mean.dtype}, that of running_mean"
+            raise ModuleInputError(type(self).__name__, "running_var", found, expected, "cast one of them")
+        return self.check_dtype("running_mean", mean)
 
     def _check_promises(self) -> None:
         """Rows that are normed by the mean of all rows change with them, in whatever order that is added up."""
@@ -181,14 +191,15 @@ class BatchNorm(ChannelNorm):
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, *batch_statistics: torch.Tensor) -> None:
         """Move the running statistics towards those of this batch: its mean and unbiased variance, none of an empty
         batch, which is counted nevertheless."""
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        # Without a momentum they are the average of all batches.
+        count = self.num_batches_tracked
+        if count is not None:
+            count.add_(1)
+        # Without a momentum they are the average of all batches, and stay where nothing counts those.
         for running, batch in zip((mean, variance), batch_statistics, strict=False):
-            if self.momentum is None:
-                running.lerp_(batch.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
-            else:
+            if self.momentum is not None:
                 running.lerp_(batch.to(running.dtype), self.momentum)
+            elif count is not None:
+                running.lerp_(batch.to(running.dtype), count.to(running.dtype).reciprocal())
 
     def extra_repr(self) -> str:
         kept = f"momentum={self.momentum}, affine={self.affine}, track_running_stats={self.track_running_stats}"
@@ -222,6 +233,14 @@ class BatchNorm3d(BatchNorm):
     _dims = (5,)
 
 
+class _Together(NamedTuple):
+    """Where a SyncBatchNorm is with the ranks of its group.  world: the process group that it was made in."""
+
+    world: tuple[int, int]
+    input: TensorPlacement
+    mesh: DeviceMesh
+
+
 @checked(ModuleArgumentError, ("__init__",))
 class SyncBatchNorm(BatchNorm):
     """BatchNorm of [batch, channels, ...] over the batches of all ranks of a process group, as torch.nn.SyncBatchNorm.
@@ -244,23 +263,28 @@ class SyncBatchNorm(BatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         process_group: Any = None,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
         # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
         is_outside = dist.is_available() and process_group == dist.GroupMember.NON_GROUP_MEMBER
         is_group = process_group is None or isinstance(process_group, dist.ProcessGroup)
         expected = "a group of torch.distributed, or None for all ranks"
         self.check_argument("process_group", process_group, is_group or is_outside, expected)
         self.process_group: Any = process_group
-        self._together: tuple[TensorPlacement, DeviceMesh] | None = None
+        self._together: _Together | None = None
         self._enter()
 
     def _enter(self) -> None:
         self.number = next(self._count)
         self.numbered[self.number] = self
+
+    def __getstate__(self) -> dict[str, object]:
+        """Alone: the ranks may be others where a copy is called."""
+        return {**super().__getstate__(), "_together": None, "_input": TensorPlacement(), "_mesh_setting": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -278,28 +302,29 @@ class SyncBatchNorm(BatchNorm):
         """As torch's; outside of training there are no other ranks."""
         if not mode:
             self.leave()
-        elif self._together is not None:  # as the graphs of torch.compile have found it, which are made anew otherwise
-            self.join()
+        elif self._together is not None and self._together.world == world_key():
+            self.join()  # as the graphs of torch.compile have found it, which are made anew otherwise
         return super().train(mode)
 
     def join(self) -> None:
-        """Be with the ranks of the group, of which a mesh is made in the first call."""
-        if self.mesh is None:
+        """Be with the ranks of the group, of which a mesh is made in the first call in this world."""
+        world = world_key()
+        if self._together is None or self._together.world != world:
             from torch.distributed.tensor import Shard  # slow to import, and needed on a process group only
 
-            if self._together is None:
-                mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
-                self._together = TensorPlacement.of("input", Shard(0), mesh), mesh
-            self._input, self.mesh = self._together
+            mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
+            self._together = _Together(world, TensorPlacement.of("input", Shard(0), mesh), mesh)
+        if self.mesh is not self._together.mesh:
+            self._input, self.mesh = self._together.input, self._together.mesh
 
     def leave(self) -> None:
         """Be alone, as in evaluation."""
         if self.mesh is not None:
             self._input, self.mesh = TensorPlacement(), None
 
-    def affine_parameters(self) -> tuple[torch.Tensor, ...]:
+    def vectors_here(self) -> list[torch.Tensor]:
         """Weight and bias; the fusion adds their gradients up over all ranks, of which this is one."""
-        return tuple(self._averaged(p) for p in super().affine_parameters())
+        return [self._averaged(p) for p in super().vectors_here()]
 
     def _averaged(self, parameter: torch.Tensor) -> torch.Tensor:
         if self.mesh is None or not parameter.requires_grad or not torch.is_grad_enabled():

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ..frontend import FusionDefinition
 from ..ir import DataType
-from .channel_norm_spec import ChannelNormSpec, of_channels
+from .channel_norm_spec import ChannelNormSpec, affine, of_channels
 from .fused import FusedOp
 from .placement import TensorPlacement, define, give
 
@@ -23,7 +23,7 @@ class BatchNormSpec(ChannelNormSpec):
 
     @property
     def other_dtypes(self) -> tuple[DataType | None, ...]:
-        return (self.affine_dtype, self.kept_dtype)
+        return self.weight_dtype, self.bias_dtype, self.kept_dtype
 
     @property
     def vector(self) -> TensorPlacement:
@@ -33,18 +33,18 @@ class BatchNormSpec(ChannelNormSpec):
 
 @lru_cache(maxsize=256)
 def batch_norm_op(spec: BatchNormSpec) -> FusedOp:
-    """(x[, weight, bias][, kept mean, kept variance]) -> (normed[, mean, unbiased variance]).
+    """(x[, weight][, bias][, kept mean, kept variance]) -> (normed[, mean, unbiased variance]).
 
     The statistics are results, without gradients, where they are the batch's own.
     """
-    parameters = 0 if spec.affine_dtype is None else 2
+    parameters = len(spec.vector_dtypes)
     kept = 0 if spec.kept_dtype is None else 2
     tensors = 1 + parameters + kept
     if kept:
         results, statistics = 1, (1 + parameters, 2 + parameters)
     else:  # outputs are (normed, mean, unbiased variance, rstd)
         results, statistics = 3, (tensors + 1, tensors + 3)
-    saved = (0, *statistics, *((1,) if parameters else ()))
+    saved = (0, *statistics, *(() if spec.weight_dtype is None else (1,)))
     arguments = (spec.placement, *(spec.vector,) * (parameters + kept))
     order = tuple(range(1 + parameters))
     return FusedOp(_forward(spec), _backward(spec), results, saved, arguments, (spec.placement,), order)
@@ -53,7 +53,7 @@ def batch_norm_op(spec: BatchNormSpec) -> FusedOp:
 def _forward(spec: BatchNormSpec) -> FusionDefinition:
     with FusionDefinition() as fd:
         x = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-        weight, bias = (of_channels(fd, spec, spec.affine_dtype) for _ in range(2))
+        weight, bias = (of_channels(fd, spec, dtype) for dtype in (spec.weight_dtype, spec.bias_dtype))
         if spec.kept_dtype is not None:
             mean, variance = (of_channels(fd, spec, spec.kept_dtype) for _ in range(2))
             assert mean is not None
@@ -61,8 +61,7 @@ def _forward(spec: BatchNormSpec) -> FusionDefinition:
         else:
             variance, mean = fd.ops.var_mean(x, spec.rows, correction=0, keepdim=True)
         rstd = fd.ops.rsqrt(fd.ops.add(variance, spec.eps))
-        result = fd.ops.mul(fd.ops.sub(x, mean), rstd)
-        result = result if weight is None or bias is None else fd.ops.add(fd.ops.mul(result, weight), bias)
+        result = affine(fd, fd.ops.mul(fd.ops.sub(x, mean), rstd), weight, bias)
         give(fd, fd.ops.cast(result, dtype=spec.dtype), spec.mesh, spec.placement)
         if spec.kept_dtype is None:
             count = fd.ops.size(x, spec.rows)
@@ -73,7 +72,7 @@ def _forward(spec: BatchNormSpec) -> FusionDefinition:
 
 
 def _backward(spec: BatchNormSpec) -> FusionDefinition:
-    """(gradient, x, mean, rstd or kept variance[, weight]) -> (dx[, dweight, dbias]).
+    """(gradient, x, mean, rstd or kept variance[, weight]) -> (dx[, dweight][, dbias]).
 
     With n the normed x and g = weight * dy: dx = rstd * (g - mean(g) - n * mean(g * n)) by the batch's own statistics,
     which x moves too, and rstd * g by those that are kept.
@@ -85,7 +84,7 @@ def _backward(spec: BatchNormSpec) -> FusionDefinition:
         assert mean is not None
         assert rstd is not None
         rstd = rstd if spec.kept_dtype is None else fd.ops.rsqrt(fd.ops.add(rstd, spec.eps))
-        weight = of_channels(fd, spec, spec.affine_dtype)
+        weight = of_channels(fd, spec, spec.weight_dtype)
         unit = fd.ops.mul(fd.ops.sub(x, mean), rstd)
         # weight is the same for all of a channel: it comes out of the means, which are the parameters' gradients
         along, even = fd.ops.sum(fd.ops.mul(dy, unit), spec.rows), fd.ops.sum(dy, spec.rows)
@@ -97,7 +96,7 @@ def _backward(spec: BatchNormSpec) -> FusionDefinition:
             d_x = fd.ops.sub(fd.ops.sub(dy, means[0]), fd.ops.mul(unit, means[1]))
         d_x = fd.ops.mul(d_x, rstd if weight is None else fd.ops.mul(rstd, weight))
         give(fd, fd.ops.cast(d_x, dtype=spec.dtype), spec.mesh, spec.placement)
-        if spec.affine_dtype is not None:
-            for summed in (along, even):
-                give(fd, fd.ops.cast(summed, dtype=spec.affine_dtype), spec.mesh, spec.vector)
+        for summed, dtype in ((along, spec.weight_dtype), (even, spec.bias_dtype)):
+            if dtype is not None:
+                give(fd, fd.ops.cast(summed, dtype=dtype), spec.mesh, spec.vector)
     return fd

@@ -21,21 +21,24 @@ class ChannelNorm(ParameterModule):
     weight: torch.nn.Parameter | None
     bias: torch.nn.Parameter | None
     is_last = False
+    vectors = ("weight", "bias")
     _last: ChannelNorm | None = None
     """This module for images whose channels come last, once one has come."""
 
     def make_affine(
-        self, channels: int, affine: bool, device: torch.device | str | None, dtype: torch.dtype | None
+        self, channels: int, affine: bool, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
-        """Weight and bias, or none."""
+        """Weight and bias, where there are such."""
         self.affine = affine
-        self.weight = self.make_parameter("weight", channels, 1.0, device, dtype) if affine else None
-        self.bias = self.make_parameter("bias", channels, 0.0, device, dtype) if affine else None
+        for name, start, is_there in (("weight", 1.0, affine), ("bias", 0.0, affine and bias)):
+            made = self.make_parameter(name, channels, start, device, dtype) if is_there else None
+            self.register_parameter(name, made)
 
     def reset_parameters(self) -> None:
         """Weight to one, bias to zero."""
-        if self.weight is not None and self.bias is not None:
+        if self.weight is not None:
             torch.nn.init.ones_(self.weight)
+        if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
     def describe(self) -> None:
@@ -85,10 +88,19 @@ class ChannelNorm(ParameterModule):
 
 
 def is_channels_last(x: torch.Tensor) -> bool:
-    """Are [batch, channels, ...] of four or five dims stored with the channels last?"""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    is_last = x.ndim in formats and x.is_contiguous(memory_format=formats[x.ndim])
-    return is_last and not x.is_contiguous()
+    """Are [batch, channels, ...] of four or five dims stored with the channels last, maybe as a part of such images?
+
+    As torch tells it, which keeps that order.
+    """
+    if x.ndim not in (4, 5) or x.is_contiguous():
+        return False
+    strides, least = x.stride(), 0
+    for dim in (1, *reversed(range(2, x.ndim)), 0):
+        size, stride = x.shape[dim], strides[dim]
+        if size == 0 or stride < max(least, 1 if dim == 1 else 0) or (dim == 0 and least == strides[1]):
+            return False
+        least = stride * max(size, 1)
+    return True
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:

@@ -15,17 +15,23 @@ class ChannelNormSpec(PlacedSpec):
     """What such fusions depend on.
 
     channel_dim: 1, or the last dim where the tensors are channels-last.  placement: of x, counted in these dims.
-    affine_dtype: of weight and bias; None without them.
+    weight_dtype, bias_dtype: None without a weight, or a bias.
     """
 
     channel_dim: int
     channels: int
     eps: float
-    affine_dtype: DataType | None
+    weight_dtype: DataType | None = None
+    bias_dtype: DataType | None = None
 
     @property
     def other_dtypes(self) -> tuple[DataType | None, ...]:
-        return (self.affine_dtype,)
+        return self.weight_dtype, self.bias_dtype
+
+    @property
+    def vector_dtypes(self) -> list[DataType]:
+        """Those of weight and bias that there are."""
+        return [dtype for dtype in (self.weight_dtype, self.bias_dtype) if dtype is not None]
 
     @property
     def shape(self) -> list[int]:
@@ -43,6 +49,12 @@ class ChannelNormSpec(PlacedSpec):
     def rows(self) -> list[int]:
         """The dims of a channel, which a parameter's gradient is summed over."""
         return [k for k in range(self.ndim) if k != self.channel_dim]
+
+
+def affine(fd: FusionDefinition, unit: TensorView, weight: TensorView | None, bias: TensorView | None) -> TensorView:
+    """``unit * weight + bias``, as far as there are such."""
+    scaled = unit if weight is None else fd.ops.mul(unit, weight)
+    return scaled if bias is None else fd.ops.add(scaled, bias)
 
 
 def of_channels(fd: FusionDefinition, spec: ChannelNormSpec, dtype: DataType | None) -> TensorView | None:

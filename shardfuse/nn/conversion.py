@@ -230,16 +230,17 @@ def _layer_norm(given: Module) -> Found:
 
 def _group_norm(given: Module) -> Found:
     module = cast("torch.nn.GroupNorm", given)
-    return GroupNorm(module.num_groups, module.num_channels, module.eps, module.affine, device="meta")
+    has_bias = cast("torch.Tensor | None", module.bias) is not None
+    return GroupNorm(module.num_groups, module.num_channels, module.eps, module.affine, device="meta", bias=has_bias)
 
 
 def _batch_norm(make: Any) -> Callable[[Module], Found]:
     def of(given: Module) -> Found:
         module = cast("torch.nn.BatchNorm2d", given)
         options = module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
-        if make is SyncBatchNorm:
-            return make(*options, cast(Any, module).process_group, device="meta")
-        return make(*options, device="meta")
+        group = (cast(Any, module).process_group,) if make is SyncBatchNorm else ()
+        has_bias = cast("torch.Tensor | None", module.bias) is not None
+        return make(*options, *group, device="meta", bias=has_bias)
 
     return of
 

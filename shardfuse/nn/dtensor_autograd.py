@@ -16,7 +16,7 @@ from ..frontend.moves import Move, move_in
 from ..frontend.shard_order import dtensor_of, left_to_right, shard_order_of
 from ..mesh import DeviceMesh, current_rank
 from .placement import TensorPlacement
-from .saved_versions import taken_of
+from .saved_versions import taken_of, watch_results
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -55,7 +55,7 @@ def on_local_tensors(
     found = next(a.tensor for a in arguments if has_dtensor((a.tensor,)))
     torch_mesh = cast("DTensor", found).device_mesh
     local = [local_of(a.name, a.tensor, mesh, a.placement) for a in arguments]
-    with taken_of(local, [a.tensor for a in arguments]):
+    with taken_of(local, [a.tensor for a in arguments]) as kept:
         outputs = call(*local)
     several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
     wrap = cast("Callable[..., torch.Tensor]", _ToDTensor.apply)  # pyright: ignore[reportUnknownMemberType]
@@ -63,6 +63,7 @@ def on_local_tensors(
         wrap(x, torch_mesh, r.shape, placements_of(r.placement, x.ndim), placements_of(r.gradient, x.ndim))
         for x, r in zip(several, results, strict=True)
     )
+    watch_results(kept, several, wrapped)
     return wrapped if isinstance(outputs, tuple) else wrapped[0]
 
 

@@ -10,18 +10,34 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
+from .refused_calls import refusing
 from .second_derivatives import Once, apply_of_c
 from .tensor_kinds import are_plain, forward_ad
 
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def embedding(input: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+@refusing
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
     """torch.nn.functional.embedding, of which the rows come in ``dtype``, and their gradients in the weight's.
 
     input: [...] of int32 or int64; weight: [rows, width] -> [..., width].  On a GPU the gradients of 16 bits are added
-    up in float32 as they are read, in the order of positions: the same bits on every rank and in every run.
+    up in float32 as they are read, in the order of positions: the same bits on every rank and in every run; with one
+    of torch's further options as torch adds them up.
     """
+    if padding_idx is not None or max_norm is not None or scale_grad_by_freq or sparse:
+        rows = functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        return rows if dtype is None else rows.to(dtype)
     if dtype is None or dtype is weight.dtype or torch.compiler.is_compiling():
         rows = functional.embedding(input, weight)
         return rows if dtype is None else rows.to(dtype)

@@ -18,7 +18,7 @@ from typing import Literal, cast
 
 import torch
 
-from ..errors import ModuleArgumentError
+from ..errors import ModuleArgumentError, ModuleInputError
 from ..frontend.promise_arguments import Invariant
 from ..ir.promises import Promises
 from . import traced
@@ -34,6 +34,7 @@ from .functional_promises import Accumulate, kept_module, said
 from .gated import GeGLU
 from .gelu import GELU, Approximation, gelu_activation
 from .linear import linear as linear
+from .refused_calls import refusing
 from .rotary import RotaryEmbedding
 from .softmax import LogSoftmax, Softmax
 
@@ -41,6 +42,7 @@ _gelu, _geglu, _swiglu = kept_module(GELU), kept_module(GeGLU), kept_module(SwiG
 _softmax, _log_softmax, _rotary = kept_module(Softmax), kept_module(LogSoftmax), kept_module(RotaryEmbedding)
 
 
+@refusing
 def rms_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -56,6 +58,7 @@ def rms_norm(
     return norm_of_rows("rms_norm", input, normalized_shape, eps, centered=False, weight=weight, promises=promises)[0]
 
 
+@refusing
 def layer_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -72,6 +75,7 @@ def layer_norm(
     return norm_of_rows("layer_norm", input, normalized_shape, eps, centered=True, **vectors, promises=promises)[0]
 
 
+@refusing
 def dropout_add_norm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -100,6 +104,7 @@ def dropout_add_norm(
     return normed, total
 
 
+@refusing
 def add_layer_norm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -119,6 +124,7 @@ def add_layer_norm(
     return normed, total
 
 
+@refusing
 def add_rms_norm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -138,6 +144,7 @@ def add_rms_norm(
     return normed, total
 
 
+@refusing
 def group_norm(
     input: torch.Tensor,
     num_groups: int,
@@ -156,6 +163,7 @@ def group_norm(
     return group_normed(input, num_groups, {"weight": weight, "bias": bias}, eps, activation, promises)
 
 
+@refusing
 def batch_norm(
     input: torch.Tensor,
     running_mean: torch.Tensor | None,
@@ -171,8 +179,9 @@ def batch_norm(
 ) -> torch.Tensor:
     """torch.nn.functional.batch_norm: in training the running statistics, if any, move towards the batch's."""
     kept = () if running_mean is None or running_var is None else (running_mean, running_var)
-    if not training and not kept:
-        raise ModuleArgumentError("batch_norm", "running_mean", running_mean, "a tensor, where training=False")
+    for name, running in (("running_mean", running_mean), ("running_var", running_var)):
+        if running is None and not training:
+            raise ModuleArgumentError("batch_norm", name, running, "a tensor, where training=False")
     promises = said("batch_norm", invariant, accumulate)
     result, *statistics = batch_normed(input, {"weight": weight, "bias": bias}, kept, eps, not training, promises)
     with torch.no_grad():
@@ -181,6 +190,7 @@ def batch_norm(
     return result
 
 
+@refusing
 def softmax(
     input: torch.Tensor,
     dim: int = -1,
@@ -200,6 +210,7 @@ def softmax(
     return _softmaxed("softmax", _softmax, promises, x, dim, scale, mask, is_log=False)
 
 
+@refusing
 def log_softmax(
     input: torch.Tensor,
     dim: int = -1,
@@ -236,6 +247,7 @@ def _softmaxed(
     return module(promises, dim, scale)(x, mask)
 
 
+@refusing
 def gelu(
     input: torch.Tensor,
     approximate: Approximation = "none",
@@ -251,6 +263,7 @@ def gelu(
     return _gelu(promises, approximate)(input)
 
 
+@refusing
 def geglu(
     gate: torch.Tensor,
     up: torch.Tensor | None = None,
@@ -266,6 +279,7 @@ def geglu(
     return _geglu(promises, approximate)(gate, up)
 
 
+@refusing
 def swiglu(
     gate: torch.Tensor,
     up: torch.Tensor | None = None,
@@ -292,6 +306,7 @@ def _gated(name: str, activation: Activation, gate: torch.Tensor, up: torch.Tens
     return traced.gated(activation, halves[0], halves[1])
 
 
+@refusing
 def rotary_embedding(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -308,6 +323,9 @@ def rotary_embedding(
     ``cos`` has one number for each pair of features, so as many features turn as it has twice; it may have each of them
     twice where that is all of a head's features.
     """
+    for name, tensor in (("query", query), ("cos", cos)):
+        if tensor.ndim == 0:
+            raise ModuleInputError("rotary_embedding", name, "no dims", "[..., features]", "see RotaryEmbedding")
     features = query.shape[-1]
     turned = features if cos.shape[-1] == features else 2 * cos.shape[-1]
     promises = said("rotary_embedding", invariant, accumulate)

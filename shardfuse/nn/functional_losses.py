@@ -10,7 +10,8 @@ from .functional_norms import Function
 from .functional_promises import Accumulate, kept_module, said
 from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
-from .loss import CrossEntropyLoss, Reduction
+from .loss import CrossEntropyLoss, Reduction, check_torchs
+from .refused_calls import refusing
 
 _cross_entropy, _log_prob, _linear_cross_entropy = (
     kept_module(CrossEntropyLoss),
@@ -19,6 +20,7 @@ _cross_entropy, _log_prob, _linear_cross_entropy = (
 )
 
 
+@refusing
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -28,10 +30,17 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     temperature: float = 1.0,
+    weight: object = None,
+    size_average: object = None,
+    reduce: object = None,
     invariant: Invariant = None,
     accumulate: Accumulate = None,
 ) -> torch.Tensor:
-    """torch.nn.functional.cross_entropy of classes along the last axis: input [..., classes], target [...]."""
+    """torch.nn.functional.cross_entropy of classes along the last axis: input [..., classes], target [...].
+
+    weight, size_average, reduce: None, as anything else is refused.
+    """
+    check_torchs("cross_entropy", weight, size_average, reduce)
     promises = said("cross_entropy", invariant, accumulate)
     if promises is None and torch.compiler.is_compiling():
         _check_target("cross_entropy", input, target)
@@ -44,6 +53,7 @@ def cross_entropy(
     return module(input, target)
 
 
+@refusing
 def log_prob(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -61,6 +71,7 @@ def log_prob(
     return _log_prob(promises, temperature=temperature, ignore_index=ignore_index)(input, target)
 
 
+@refusing
 def log_prob_and_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -87,6 +98,7 @@ def _check_target(name: str, logits: torch.Tensor, target: torch.Tensor) -> None
         raise function.refuse("target", found, f"{tuple(logits.shape[:-1])} of torch.int64")
 
 
+@refusing
 def linear_cross_entropy(
     input: torch.Tensor,
     weight: torch.Tensor,

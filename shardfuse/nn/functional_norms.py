@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 import torch
 
-from ..errors import ArgumentError, ModuleInputError, PromiseError
+from ..errors import ArgumentError, ModuleArgumentError, ModuleInputError, PromiseError
 from ..ir.promises import Promises
 from . import traced
 from .batch_norm import BatchNorm
@@ -132,16 +132,19 @@ def group_normed(
     """x: [batch, channels, ...] -> the same shape, dtype and memory format."""
     function = Function("group_norm")
     function.shape_of("input", x)
-    if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
+    if groups < 1:
+        raise ModuleArgumentError("group_norm", "num_groups", groups, "1 or more")
+    if x.ndim < 2 or x.shape[1] % groups:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
-    affine = _both(function, parameters)
     function.check_plain(input=x, **parameters)
+    affine = _affine(parameters)
     if is_decomposed(x, promises) or x.shape[1] == 0:
         return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
     module = _group_norm(
-        promises, groups, x.shape[1], eps, len(affine) > 0, activation=activation, parameters="local", device="meta"
-    )
+        promises, groups, x.shape[1], eps, len(affine) > 0, bias=len(affine) > 1, activation=activation,
+        parameters="local", device="meta",
+    )  # fmt: skip
     return module.run_images((x, *affine), None)[0]
 
 
@@ -165,13 +168,16 @@ def batch_normed(
         raise function.refuse("input", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
-    affine = _both(function, parameters)
-    function.check_plain(input=x, **parameters, **dict(zip(names, kept if by_kept else (), strict=False)))
+    function.check_plain(input=x, **parameters, **dict(zip(names, kept, strict=False)))
+    if kept and kept[0].dtype != kept[1].dtype:
+        raise function.refuse("running_var", f"dtype {kept[1].dtype}", f"{kept[0].dtype}, that of running_mean")
+    affine = _affine(parameters)
     if is_decomposed(x, promises) or x.shape[1] == 0:
         return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     module = _batch_norm(
-        promises, x.shape[1], eps, affine=len(affine) > 0, track_running_stats=False, parameters="local", device="meta"
-    )
+        promises, x.shape[1], eps, affine=len(affine) > 0, bias=len(affine) > 1, track_running_stats=False,
+        parameters="local", device="meta",
+    )  # fmt: skip
     return tuple(module.run_images((x, *affine, *(kept if by_kept else ())), None)[: 1 if by_kept else 3])
 
 
@@ -180,17 +186,9 @@ def is_decomposed(x: torch.Tensor, promises: Promises | None) -> bool:
     return x.is_meta or (promises is None and torch.compiler.is_compiling())
 
 
-def _both(function: Function, parameters: Parameters) -> tuple[torch.Tensor, ...]:
-    """Weight and bias, or none; where one of them is given, the other is made."""
+def _affine(parameters: Parameters) -> tuple[torch.Tensor, ...]:
+    """Weight and bias, the weight alone, or none; beside a bias alone a weight is made."""
     weight, bias = parameters["weight"], parameters["bias"]
-    if weight is None and bias is None:
-        return ()
-    if weight is None or bias is None:
-        function.check_plain(**parameters)
-    if weight is None:
-        assert bias is not None
-        weight = torch.ones_like(bias, requires_grad=False)
-    bias = torch.zeros_like(weight, requires_grad=False) if bias is None else bias
-    if bias.dtype != weight.dtype:
-        raise function.refuse("bias", f"dtype {bias.dtype}", f"{weight.dtype}, that of the weight")
-    return weight, bias
+    if bias is None:
+        return () if weight is None else (weight,)
+    return (torch.ones_like(bias, requires_grad=False) if weight is None else weight), bias

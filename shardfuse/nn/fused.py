@@ -338,7 +338,8 @@ class FusedModule(PromisingModule):
     ) -> BoundOp | None:
         check_not_traced()
         takes = [self.take(t) for t in tensors]
-        local = [t if take is None else take(t.detach()) for t, take in zip(tensors, takes, strict=True)]
+        with torch.no_grad():
+            local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
         entered = local if shaping is None else shaping.enter(local)
         op = self.bind(entered, unsharded)
         if shaping is not None and shaping.is_deferred:

@@ -20,7 +20,7 @@ from .fused import PLAIN, FusedModule, FusedOp
 from .gelu import OfGelu
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
-from .shaping import Reshaped, Shaping, contiguous_view
+from .shaping import Reshaped, Shaping, contiguous_view, laid_out
 
 
 class GatedUnit(FusedModule):
@@ -58,6 +58,8 @@ class GatedUnit(FusedModule):
             return self.run((gate, *biases), whole, _TOGETHER)[0]
         if gate.ndim == 1 and up.ndim == 1 and self.features is not None:  # a row, as a placement of rows has it
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
+        if not (gate.is_contiguous() or biases) and self.mesh is None:
+            return laid_out(lambda a, b: self.run((a, b), None)[0], gate, up)
         return self.run((gate, up, *biases), unsharded)[0]
 
     def _on_dtensors(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:

@@ -21,6 +21,7 @@ from .fused import PLAIN, FusedModule, FusedOp
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
+from .shaping import laid_out
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -86,7 +87,9 @@ class GELU(OfGelu):
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
-        return self.run((x,), unsharded)[0]
+        if x.is_contiguous() or self.mesh is not None:
+            return self.run((x,), unsharded)[0]
+        return laid_out(lambda t: self.run((t,), None)[0], x)
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         (x,) = tensors

@@ -58,7 +58,7 @@ def bucket_gradients(model: torch.nn.Module) -> int:
         if module.mesh is not None and module.mesh.size > 1 and any(cut):
             key = id(module.mesh), cut
             meshes[key] = module.mesh
-            found.setdefault(key, []).extend((module, name) for name in module.parameter_names)
+            found.setdefault(key, []).extend((module, name) for name in module.given)
     for key, members in found.items():
         GradientBucket(meshes[key], key[1], members)
     return sum(map(len, found.values()))
@@ -96,7 +96,7 @@ class GradientBucket:
         places = self._places[module]
         for k in places:
             _, name, parameter = self._members[k]
-            if _parameter(module, name) is not parameter or not parameter.requires_grad:
+            if module.parameter(name) is not parameter or not parameter.requires_grad:
                 return None
         device = _local(self._members[places[0]][2]).device
         stream = device, _queue_on(device)()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class GroupNorm(ChannelNorm):
     """(x - mean) * rsqrt(var + eps) * weight + bias over groups of channels, as torch.nn.GroupNorm, and an activation.
 
+    bias: is there a bias beside the weight?  affine=False has neither.
     activation: None or "silu", which is applied to the result in the same kernel.
     mesh, input: on a mesh, where x and the result live: Shard of the batch, of the channels (whole groups, as many on
     each rank; weight and bias are cut too) or of image dims, where a group's statistics are one exchange of a few
@@ -46,13 +47,14 @@ class GroupNorm(ChannelNorm):
         num_channels: int,
         eps: float = 1e-5,
         affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
+        bias: bool = True,
         activation: Literal["silu"] | None = None,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
         parameters: ParameterKind = "dtensor",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         placement = TensorPlacement.of_whole_values("input", input, mesh, "a norm")
         super().__init__(mesh, placement.only(1), parameters)
@@ -68,12 +70,12 @@ class GroupNorm(ChannelNorm):
             raise PlacementError("input", (input,), against, "shard batch or image dims, or make other groups")
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self.activation, self._input = activation, placement
-        self.make_affine(num_channels, affine, device, dtype)
+        self.make_affine(num_channels, affine, bias, device, dtype)
         self.describe()
 
     def settings(self) -> dict[str, object]:
         sizes = {"num_groups": self.num_groups, "num_channels": self.num_channels, "eps": self.eps}
-        options = {"affine": self.affine, "activation": self.activation}
+        options = {"given": " ".join(self.given), "activation": self.activation}
         return {**sizes, **options, "mesh": self.mesh, "input": self._input}
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
@@ -90,8 +92,7 @@ class GroupNorm(ChannelNorm):
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
-        affine = () if self.weight is None or self.bias is None else (self.weight, self.bias)
-        return self.run_images((x, *affine), unsharded)[0]
+        return self.run_images((x, *self.vectors_here()), unsharded)[0]
 
     def _check(self, x: torch.Tensor, channel_dim: int) -> None:
         if x.ndim < 2:
@@ -99,7 +100,7 @@ class GroupNorm(ChannelNorm):
         self.check_size("x", x, channel_dim, self.num_channels // self._input.parts(self.mesh, 1))
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
-        x, *affine = tensors
+        x, *vectors = tensors
         channel_dim = x.ndim - 1 if self.is_last else 1
         self._check(x, channel_dim)
         spec = GroupNormSpec(
@@ -112,10 +113,10 @@ class GroupNorm(ChannelNorm):
             mesh=self.mesh,
             placement=self.placed(self._input, x.ndim, unsharded),
             dtype=self.check_dtype("x", x),
-            affine_dtype=self.check_dtype("weight", affine[0]) if affine else None,
+            **self.vector_dtypes(vectors),
         )
         return group_norm_op(spec)
 
     def extra_repr(self) -> str:
-        affine = f"eps={self.eps}, affine={self.affine}, activation={self.activation}"
+        affine = f"eps={self.eps}, affine={self.affine}, bias={self.bias is not None}, activation={self.activation}"
         return f"{self.num_groups}, {self.num_channels}, {affine}, mesh={self.mesh}"

@@ -8,7 +8,7 @@ from functools import lru_cache
 from ..frontend import FusionDefinition
 from ..ir import TensorView
 from .activation_functions import Activation, activated, slope
-from .channel_norm_spec import ChannelNormSpec, of_channels
+from .channel_norm_spec import ChannelNormSpec, affine, of_channels
 from .fused import FusedOp
 from .placement import TensorPlacement, define, give
 
@@ -38,8 +38,8 @@ class GroupNormSpec(ChannelNormSpec):
 
 @lru_cache(maxsize=256)
 def group_norm_op(spec: GroupNormSpec) -> FusedOp:
-    """(x[, weight, bias]) -> (normed); outputs are (normed, mean, rstd)."""
-    parameters = 0 if spec.affine_dtype is None else 2
+    """(x[, weight][, bias]) -> (normed); outputs are (normed, mean, rstd)."""
+    parameters = len(spec.vector_dtypes)
     tensors = 1 + parameters
     saved = (0, tensors + 1, tensors + 2, *range(1, tensors))
     arguments = (spec.placement, *(spec.vector,) * parameters)
@@ -50,12 +50,12 @@ def group_norm_op(spec: GroupNormSpec) -> FusedOp:
 def _forward(spec: GroupNormSpec) -> FusionDefinition:
     with FusionDefinition() as fd:
         x = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-        weight, bias = (of_channels(fd, spec, spec.affine_dtype) for _ in range(2))
+        weight, bias = (of_channels(fd, spec, dtype) for dtype in (spec.weight_dtype, spec.bias_dtype))
         grouped = _grouped(fd, spec, x)
         variance, mean = fd.ops.var_mean(grouped, spec.group_dims, correction=0, keepdim=True)
         rstd = fd.ops.rsqrt(fd.ops.add(variance, spec.eps))
         unit = _together(fd, spec, fd.ops.mul(fd.ops.sub(grouped, mean), rstd), x)
-        result = unit if weight is None or bias is None else fd.ops.add(fd.ops.mul(unit, weight), bias)
+        result = affine(fd, unit, weight, bias)
         result = result if spec.activation is None else activated(fd, spec.activation, result)
         give(fd, fd.ops.cast(result, dtype=spec.dtype), spec.mesh, spec.placement)
         for statistic in (mean, rstd):
@@ -64,7 +64,7 @@ def _forward(spec: GroupNormSpec) -> FusionDefinition:
 
 
 def _backward(spec: GroupNormSpec) -> FusionDefinition:
-    """(gradient, x, mean, rstd[, weight, bias]) -> (dx[, dweight, dbias]).
+    """(gradient, x, mean, rstd[, weight][, bias]) -> (dx[, dweight][, dbias]).
 
     With n the normed x and g = weight * dy: dx = rstd * (g - mean(g) - n * mean(g * n)), means over a group.
     """
@@ -77,22 +77,23 @@ def _backward(spec: GroupNormSpec) -> FusionDefinition:
             )
             for _ in range(2)
         )
-        weight, bias = (of_channels(fd, spec, spec.affine_dtype) for _ in range(2))
+        weight, bias = (of_channels(fd, spec, dtype) for dtype in (spec.weight_dtype, spec.bias_dtype))
         grouped = fd.ops.mul(fd.ops.sub(_grouped(fd, spec, x), mean), rstd)
         unit = _together(fd, spec, grouped, x)
         if spec.activation is not None:
-            before = unit if weight is None or bias is None else fd.ops.add(fd.ops.mul(unit, weight), bias)
-            dy = fd.ops.mul(dy, slope(fd, spec.activation, before))
+            dy = fd.ops.mul(dy, slope(fd, spec.activation, affine(fd, unit, weight, bias)))
         scaled = _grouped(fd, spec, dy if weight is None else fd.ops.mul(dy, weight))
         along = fd.ops.mean(fd.ops.mul(scaled, grouped), spec.group_dims, keepdim=True)
         even = fd.ops.mean(scaled, spec.group_dims, keepdim=True)
         d_x = fd.ops.sub(fd.ops.sub(scaled, even), fd.ops.mul(grouped, along))
         d_x = _together(fd, spec, fd.ops.mul(d_x, rstd), x)
         give(fd, fd.ops.cast(d_x, dtype=spec.dtype), spec.mesh, spec.placement)
-        if spec.affine_dtype is not None:
-            for summand in (fd.ops.mul(dy, unit), dy):
-                summed = fd.ops.cast(fd.ops.sum(summand, spec.rows), dtype=spec.affine_dtype)
-                give(fd, summed, spec.mesh, spec.vector)
+        if spec.weight_dtype is not None:
+            summed = fd.ops.sum(fd.ops.mul(dy, unit), spec.rows)
+            give(fd, fd.ops.cast(summed, dtype=spec.weight_dtype), spec.mesh, spec.vector)
+        if spec.bias_dtype is not None:
+            summed = fd.ops.sum(dy, spec.rows)
+            give(fd, fd.ops.cast(summed, dtype=spec.bias_dtype), spec.mesh, spec.vector)
     return fd
 
 

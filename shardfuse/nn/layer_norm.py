@@ -38,14 +38,14 @@ class LayerNorm(InputNorm):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
         output: Placements | None = None,
         output_grad: Placements | None = None,
         parameters: ParameterKind = "dtensor",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         switches = NormSwitches(True, elementwise_affine, elementwise_affine and bias, False, 0.0)
         super().__init__(
@@ -59,7 +59,8 @@ class AddLayerNorm(ResidualNorm):
     """new_residual = residual + x (+ input_bias); normed = the LayerNorm of new_residual.
 
     As ``LayerNorm``, and
-    residual: where the residual lives and the norm is computed, and the new residual with its gradient too.
+    residual: where the residual lives and the norm is computed, and the new residual with its gradient too; Replicate
+    where it is left out, whatever ``input`` is.
     input_bias: a bias of the matmul before, which is added once to the sum of all summands, ahead of the norm.
     """
 

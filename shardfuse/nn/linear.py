@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
+from .refused_calls import refusing
 from .second_derivatives import Once, apply_of_c
 from .tensor_kinds import are_plain, forward_ad
 
@@ -30,6 +31,7 @@ class Linear(torch.nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+@refusing
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear, where weight and bias may be of another floating dtype than ``input``.
 

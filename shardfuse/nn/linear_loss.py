@@ -14,6 +14,7 @@ from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .loss import REDUCTIONS, CrossEntropyLoss, Reduction
+from .refused_calls import refusing
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -63,6 +64,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             advice = "shard classes, as Shard(-1); of row shards each rank takes its own loss, and the mean of those"
             raise PlacementError("logits", (logits,), "chunks of rows", advice)
 
+    @refusing
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -122,6 +124,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             )
         if weight.dtype != x.dtype:
             raise refuse("weight", f"dtype {weight.dtype}", f"{x.dtype}, that of x", "cast one")
+        if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+            found = f"shape {tuple(bias.shape)} of {bias.dtype}"
+            raise refuse("bias", found, f"({weight.shape[0]},) of {weight.dtype}, a number for each class", "pass such")
         if target.shape != x.shape[:-1]:
             raise refuse(
                 "target", f"shape {tuple(target.shape)}", f"{tuple(x.shape[:-1])}, x's rows", "pass one for each"

@@ -31,6 +31,16 @@ REDUCTIONS = get_args(Reduction)
 S = TypeVar("S", bound=LogitsSpec)
 
 
+def check_torchs(name: str, weight: object, size_average: object, reduce: object) -> None:
+    """Raise ModuleArgumentError for options that torch's loss has and this has not."""
+    if weight is not None:
+        expected = 'None, as classes have no weights here: weigh the losses of reduction="none" by weight[target]'
+        raise ModuleArgumentError(name, "weight", weight, expected)
+    for argument, value in (("size_average", size_average), ("reduce", reduce)):
+        if value is not None:
+            raise ModuleArgumentError(name, argument, value, "None, and reduction= in its place")
+
+
 @checked(ModuleArgumentError, ("__init__",))
 class CrossEntropyLoss(FusedModule):
     """-log softmax(logits)[target], over the last axis of the logits.
@@ -42,6 +52,7 @@ class CrossEntropyLoss(FusedModule):
     mesh, logits: on a mesh, where the logits live: ``Shard(-1)`` cuts the classes, another Shard cuts rows (of the
     targets too), Replicate neither; one placement or a sequence with one per mesh dimension.
     num_classes: unsharded number of classes; needed only where they are cut into parts that differ in size.
+    weight, size_average, reduce: torch's; None, as anything else is refused.
     logits: [..., classes] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64; target:
     [...] (local) of int64.  The loss is float32 or float64, the same on every rank.
     A target that is neither a class nor ``ignore_index``: on a CPU a call raises ModuleInputError on every rank of the
@@ -68,8 +79,12 @@ class CrossEntropyLoss(FusedModule):
         num_classes: int | None = None,
         z_loss: float = 0.0,
         temperature: float = 1.0,
+        weight: object = None,
+        size_average: object = None,
+        reduce: object = None,
     ) -> None:
         super().__init__()
+        check_torchs("CrossEntropyLoss", weight, size_average, reduce)
         self.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
         self.check_argument("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "a share from 0 to 1")
         self.check_argument("z_loss", z_loss, 0 <= z_loss < math.inf, "0 or more")

@@ -82,6 +82,8 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
         hidden_size: int | Sequence[int],
         eps: float | None = 1e-6,
         elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         zero_centered: bool = False,
         mesh: DeviceMesh | None = None,
@@ -89,8 +91,6 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
         output: Placements | None = None,
         output_grad: Placements | None = None,
         parameters: ParameterKind = "dtensor",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         switches = NormSwitches(False, elementwise_affine, False, False, _offset(zero_centered))
         super().__init__(
@@ -104,7 +104,8 @@ class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
     """new_residual = residual + x (+ bias); normed = new_residual * rsqrt(mean(new_residual^2) + eps) * weight.
 
     As ``RMSNorm``, and
-    residual: where the residual lives and the norm is computed, and the new residual with its gradient too.
+    residual: where the residual lives and the norm is computed, and the new residual with its gradient too; Replicate
+    where it is left out, whatever ``input`` is.
     With ``input=Partial(), residual=Shard(1), output=Replicate(), output_grad=Partial()`` one fusion takes the partial
     sums of a row-parallel matmul, reduce-scatters them over the sequence, adds, norms, and all-gathers for the next
     column-parallel matmul; its backward is the mirror image.
@@ -138,7 +139,7 @@ class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
 
     def misread(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """A ``bias``, which is what a LayerNorm adds to its result."""
-        if f"{prefix}bias" not in state_dict:
+        if self.bias is not None or f"{prefix}bias" not in state_dict:
             return []
         found = f"{prefix}bias, which a LayerNorm adds to its result"
         expected = "no bias" if self.input_bias is None else f"{prefix}input_bias, which is added to x"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,10 @@ class ParameterModule(FusedModule):
     """
 
     bucket: Bucket | None = None
+    vectors: ClassVar[tuple[str, ...]] = ()
+    """Names of the parameters that a call takes where they are not None, in the order of the op."""
+    given: tuple[str, ...]
+    """Those of ``vectors`` for which there is a parameter."""
 
     def __init__(self, mesh: DeviceMesh | None, placement: TensorPlacement, kind: ParameterKind) -> None:
         super().__init__()
@@ -90,12 +94,40 @@ class ParameterModule(FusedModule):
 
     def parameter(self, name: str) -> torch.Tensor | None:
         """The attribute of this name, past ``torch.nn.Module.__getattr__``, which looks for it in three places."""
-        found = self._parameters.get(name)
-        return getattr(self, name) if found is None else found
+        registered = self._parameters
+        return registered[name] if name in registered else getattr(self, name)
+
+    def vectors_here(self) -> list[torch.Tensor]:
+        """Those of ``vectors`` that there are now: a caller may have put one, or None, in a parameter's place."""
+        found = [p for p in map(self.parameter, self.vectors) if p is not None]
+        if len(found) != len(self.given):
+            self.describe()
+        return found
+
+    def vector_dtypes(self, vectors: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """ "weight_dtype" and so on, of those that there are.  Raises ModuleInputError."""
+        named = dict(zip(self.given, vectors, strict=True))
+        return {f"{name}_dtype": self.check_dtype(name, t) for name, t in named.items()}
+
+    def describe(self) -> None:
+        self.__dict__["given"] = tuple(name for name in self.vectors if self.parameter(name) is not None)
+        super().describe()
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """As torch's, which an assignment calls too."""
+        super().register_parameter(name, param)
+        if name in self.vectors and "text" in self.__dict__ and (param is not None) != (name in self.given):
+            self.describe()
 
     @classmethod
     def made_again(cls, settings: Mapping[str, Any]) -> Self:
-        return cls(**settings, device="meta", parameters="local")  # pyright: ignore[reportCallIssue]
+        """``settings``: with those of ``given``, in words, where there are ``vectors``."""
+        options = dict(settings)
+        given = str(options.pop("given", "")).split()
+        made = cls(**options, device="meta", parameters="local")
+        for name in cls.vectors:
+            made.register_parameter(name, torch.nn.Parameter(torch.empty(0, device="meta")) if name in given else None)
+        return made
 
     def local_parameters(self, **named: torch.nn.Parameter | None) -> tuple[torch.Tensor, ...]:
         """This rank's pieces of those that there are; gradients come back as the parameters live."""

@@ -229,7 +229,7 @@ def _dense(t: Tensor) -> Tensor:
 def _is_plain(tensors: Sequence[Tensor | None]) -> bool:
     """Do all hold values of their own that a kernel can read?"""
     there = [t for t in tensors if t is not None]
-    return are_plain(there) and all(t.device.type in ("cpu", "cuda") for t in there)
+    return are_plain(there) and {t.device.type for t in there} <= {"cpu", "cuda"}
 
 
 def _check(

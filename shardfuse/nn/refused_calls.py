@@ -1,18 +1,86 @@
-"""What a call of a module that fails ends by: looked at then, so that it costs nothing to calls that succeed."""
+"""What a call of a module or a function that fails ends by: looked at then, so that calls that succeed pay nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import torch
 
 from ..arguments import misfit
-from ..errors import ModuleInputError, PlacementError, ShardfuseError
+from ..errors import (
+    DefinitionError,
+    ModuleArgumentError,
+    ModuleInputError,
+    PlacementError,
+    PromiseError,
+    ShardfuseError,
+)
 from ..executor.agreement import failures_told
 from ..executor.uncompiled import uncompiled
 from .transforms import check_not_traced
 
 if TYPE_CHECKING:
     from .fused import FusedModule
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refusing(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` (or a method called ``forward``), whose bad calls end by one error that names the argument.
+
+    Tensors: ModuleInputError, by its name; options: ModuleArgumentError.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            refuse_call(function, error, args, kwargs)
+            raise
+
+    return call
+
+
+@uncompiled
+def refuse_call(
+    function: Callable[..., Any], error: Exception, args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
+    """Raise what a call of ``function`` ends by, where that is not ``error`` as it is."""
+    method = function.__qualname__.partition(".forward")
+    name = method[0] if method[1] else function.__name__
+    wrong = None if isinstance(error, DefinitionError | PromiseError) else misfit(function, args, kwargs)
+    if wrong is not None:
+        argument, value, expected = wrong
+        if torch.Tensor.__name__ in expected:
+            raise ModuleInputError.of_type(name, argument, value, expected) from None
+        raise ModuleArgumentError(name, argument, value, expected) from None
+    if not isinstance(error, ModuleInputError | ModuleArgumentError):
+        found = _of_devices(name, function, args, kwargs)
+        if found is not None:
+            raise found from None
+
+
+def _of_devices(
+    name: str, function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
+) -> ModuleInputError | None:
+    """The error of tensors on several devices."""
+    try:
+        given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    tensors = {argument: t for argument, t in given.items() if isinstance(t, torch.Tensor)}
+    for argument, tensor in tensors.items():
+        first = next(iter(tensors))
+        if tensor.device != tensors[first].device:
+            found, expected = f"its elements on {tensor.device}", f"{tensors[first].device}, that of {first}"
+            return ModuleInputError(name, argument, found, expected, "move one of them")
+    return None
 
 
 @uncompiled
@@ -28,6 +96,8 @@ def refuse(module: FusedModule, error: Exception, tensors: Sequence[object], nam
         wrong = misfit(type(module).forward, (module, *tensors), named)
         if wrong is not None:
             found = ModuleInputError.of_type(type(module).__name__, *wrong)
+    if found is error and not isinstance(error, ModuleInputError):
+        found = _of_devices(type(module).__name__, type(module).forward, (module, *tensors), named) or error
     if not isinstance(found, ShardfuseError):
         return
     found.at(module.made_at)

@@ -226,10 +226,17 @@ class RotaryEmbedding(FusedModule):
         if cos is None or sin is None:
             positions = self._positions(query, unsharded) if positions is None else positions
             cos, sin = self.tables(positions)
-        return self._table("cos", cos, query), self._table("sin", sin, query)
+        cos, sin = self._table("cos", cos, query), self._table("sin", sin, query)
+        return (
+            (cos, sin) if unsharded is None else (self._even(cos, query, unsharded), self._even(sin, query, unsharded))
+        )
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
-        *turned, cos, _ = tensors
+        *turned, cos, sin = tensors
+        if sin.dtype != cos.dtype or sin.shape != cos.shape:
+            found = f"shape {tuple(sin.shape)} of {sin.dtype}"
+            expected = f"{tuple(cos.shape)} of {cos.dtype}, those of cos"
+            raise ModuleInputError("RotaryEmbedding", "sin", found, expected, "see tables()")
         if self.packed is None:
             self._check(turned)
         placement = self._input.resolve("input", 4).for_shape(self.mesh, unsharded)
@@ -248,13 +255,30 @@ class RotaryEmbedding(FusedModule):
             head_dim=self.head_dim,
             rotary_dim=self.rotary_dim,
             interleaved=self.interleaved,
-            table=(*(1 if n == 1 else -1 for n in cos.shape[:3]), self.rotary_dim // 2),
+            table=(*self._table_sizes(cos, unsharded), self.rotary_dim // 2),
             mesh=self.mesh,
             placement=placement,
             dtype=self.check_dtype("query", turned[0]),
             table_dtype=self.check_dtype("cos", cos),
         )
         return rotary_op(spec) if self.packed is None else packed_rotary_op(spec)
+
+    def _uneven_dims(self, unsharded: Sequence[int] | None) -> list[int]:
+        """The dims whose pieces differ in size between ranks: of 1 on one, which tells nothing of the others'."""
+        placement = self._input.resolve("input", 4)
+        return [] if unsharded is None else [d for d in range(4) if unsharded[d] % placement.parts(self.mesh, d)]
+
+    def _table_sizes(self, cos: torch.Tensor, unsharded: Sequence[int] | None) -> list[int]:
+        """Unsharded, 1 where the table is broadcast: alike on all ranks, for which ``_even`` has expanded it."""
+        uneven = self._uneven_dims(unsharded)
+        return [1 if n == 1 and d not in uneven else -1 for d, n in enumerate(cos.shape[:3])]
+
+    def _even(self, table: torch.Tensor, query: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
+        """``table`` with as many rows as the query along dims whose pieces differ in size."""
+        for dim in self._uneven_dims(unsharded):
+            if dim != self.heads_dim and table.shape[dim] == 1 != query.shape[dim]:
+                table = table.expand(*table.shape[:dim], query.shape[dim], *table.shape[dim + 1 :])
+        return table
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> None:
         """The query, and the key where there is one."""

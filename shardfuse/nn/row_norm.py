@@ -15,7 +15,7 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
 from .default_eps import rms_norm_eps
-from .dtensor_autograd import Given, Result, on_local_input, on_local_tensors
+from .dtensor_autograd import Given, Result, on_local_input, on_local_tensors, placements_of
 from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
@@ -45,7 +45,11 @@ class RowNorm(ParameterModule):
     eps: Setting[float | None] = Setting()
     elementwise_affine: Setting[bool] = Setting()
     takes_residual = False
+    vectors = ("weight", "bias", "input_bias")
     normalized_shape: tuple[int, ...]
+    weight: torch.nn.Parameter | None
+    bias: torch.nn.Parameter | None
+    input_bias: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -77,9 +81,7 @@ class RowNorm(ParameterModule):
             raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
         self.normalized_shape, self.eps, self._is_of_last_dim = shape, eps, len(shape) == 1
         self.elementwise_affine, self._switches = switches.weight, switches
-        there = (("weight", switches.weight), ("bias", switches.bias), ("input_bias", switches.input_bias))
         self._deferrable: dict[Hashable, bool] = {}
-        self._names = tuple(name for name, is_there in there if is_there)
         self._input = placed
         self._at_name, self._at = at[0], TensorPlacement.of(*at, mesh)
         self._output = self._output_grad = self._at
@@ -93,10 +95,11 @@ class RowNorm(ParameterModule):
         self._check_fitting(placed, (input, output_grad))
         self._local_size = self._parameter.local(mesh, torch.empty(self._hidden, device="meta")).shape[0]
         size = shape if len(shape) > 1 else self._hidden
-        start = 1.0 - switches.weight_offset
-        self.weight = self.make_parameter("weight", size, start, device, dtype) if switches.weight else None
-        self.bias = self.make_parameter("bias", size, 0.0, device, dtype) if switches.bias else None
-        self.input_bias = self.make_parameter("input_bias", size, 0.0, device, dtype) if switches.input_bias else None
+        starts = (1.0 - switches.weight_offset, 0.0, 0.0)
+        are_there = (switches.weight, switches.bias, switches.input_bias)
+        for name, start, is_there in zip(self.vectors, starts, are_there, strict=True):
+            made = self.make_parameter(name, size, start, device, dtype) if is_there else None
+            self.register_parameter(name, made)
         self.describe()
 
     def _check_fitting(self, placed: TensorPlacement, given: tuple[object, object]) -> None:
@@ -114,7 +117,7 @@ class RowNorm(ParameterModule):
         options = {"eps": self.eps, "elementwise_affine": self.elementwise_affine, **self.own_settings()}
         placements = {"input": self._input, "output": self._output, "output_grad": self._output_grad}
         residual = {"residual": self._at} if self.takes_residual else {}
-        return {**options, "mesh": self.mesh, **placements, **residual}
+        return {**options, "given": " ".join(self.given), "mesh": self.mesh, **placements, **residual}
 
     def own_settings(self) -> dict[str, object]:
         """Those arguments that say which norm of what size this is, by the names that its class has for them."""
@@ -205,28 +208,26 @@ class RowNorm(ParameterModule):
         if dims == 1:
             self.check_size(name, x, -1, self._local_size if is_cut else self._hidden)
 
-    def _check_residual(self, x: torch.Tensor, residual: torch.Tensor) -> None:
-        """The residual is this rank's piece of what x is, where x is whole; of x's shape where both are cut alike."""
-        whole = self._input.gradient()
-        if whole.is_uncut:
-            expected = self._at.resolve("residual", x.ndim).local_shape(self.mesh, x.shape)
-            self.check_same("residual", residual, "this rank's piece of x", expected)
-        elif whole == self._at:
+    def _check_residual(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None) -> None:
+        """The residual is this rank's piece, as ``residual=`` cuts it, of what x is a piece of."""
+        source, at = self._input.gradient().resolve("input", x.ndim), self._at.resolve("residual", x.ndim)
+        if source == at:
             self.check_same("residual", residual, "x", x.shape)
+            return
+        whole = unsharded or [n * source.parts(self.mesh, k) for k, n in enumerate(x.shape)]
+        placed = placements_of(at, x.ndim)
+        self.check_same(
+            "residual", residual, f"this rank's piece of x with residual={placed}", at.local_shape(self.mesh, whole)
+        )
 
     def _parameters_here(self) -> Sequence[torch.Tensor]:
         """The parameters that there are, as vectors."""
-        present = [p for p in map(self.parameter, self._names) if p is not None]
+        present = self.vectors_here()
         if self._is_of_last_dim:
             return present
         if torch.compiler.is_compiling():
             return [self.traced(p).flatten() for p in present]
         return [p.flatten() for p in self.local_parameters(**{str(k): cast("Any", p) for k, p in enumerate(present)})]
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """Of those that there are, in the order of the op."""
-        return self._names
 
     @property
     def cut_rows(self) -> tuple[bool, ...]:
@@ -240,7 +241,7 @@ class RowNorm(ParameterModule):
         bucket = self.bucket
         if bucket is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             behind = bucket.of(self) if self._is_deferrable(x, residual, unsharded) else None
-            if behind is not None:
+            if behind is not None and len(behind) == len(self.vectors_here()):
                 given, deferred = (x, *behind, *residual), deferring(len(behind))
                 return self.run(given, unsharded, deferred, self._origins(x, residual))
         origins = () if self._is_of_last_dim else self._origins(x, residual)
@@ -248,7 +249,7 @@ class RowNorm(ParameterModule):
 
     def _origins(self, x: torch.Tensor, residual: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What a call is given, with the parameters themselves."""
-        return x, *(p for p in map(self.parameter, self._names) if p is not None), *residual
+        return x, *self.vectors_here(), *residual
 
     def _is_deferrable(
         self, x: torch.Tensor, residual: Sequence[torch.Tensor], unsharded: Sequence[int] | None
@@ -262,14 +263,15 @@ class RowNorm(ParameterModule):
         given = (x, *residual)
         if not are_plain(given):
             return False
-        key = (x.shape, x.dtype, *(t.dtype for t in residual), unsharded if unsharded is None else tuple(unsharded))
+        dtypes = [p.dtype for p in self.vectors_here()]
+        of_rows = [t.dtype for t in residual]
+        key = (x.shape, x.dtype, *of_rows, *dtypes, unsharded if unsharded is None else tuple(unsharded))
         found = self._deferrable.get(key)
         if found is None:
             whole = self.whole((x,), unsharded)
             is_even = x.numel() > 0 and not self._at.resolve("at", x.ndim).for_shape(self.mesh, whole).uneven
-            dtypes = {p.dtype for p in map(self.parameter, self._names) if p is not None}
             computed = torch.float64 if torch.float64 in (*dtypes, *(t.dtype for t in given)) else torch.float32
-            found = is_even and dtypes == {computed}
+            found = is_even and set(dtypes) == {computed}
             self._deferrable[key] = found
         return found
 
@@ -281,8 +283,8 @@ class RowNorm(ParameterModule):
         if residual is not None:
             if self._is_of_last_dim:
                 self._check_last_dims("residual", residual)
-            self._check_residual(x, residual)
-        dtypes = {name: self.check_dtype(name, others.pop(0)) for name in self._names}
+            self._check_residual(x, residual, unsharded)
+        dtypes = self.vector_dtypes(others)
         unsharded = self.whole(tensors, unsharded)
         named = (("at", self._at), ("output", self._output), ("output_grad", self._output_grad), ("input", self._input))
         resolved = [p.resolve(name, x.ndim).for_shape(self.mesh, unsharded) for name, p in named]
@@ -304,10 +306,8 @@ class RowNorm(ParameterModule):
                 output=output,
                 output_grad=output_grad,
                 dtype=self.check_dtype("x", x),
-                weight_dtype=dtypes.get("weight"),
-                bias_dtype=dtypes.get("bias"),
-                input_bias_dtype=dtypes.get("input_bias"),
                 residual_dtype=None if residual is None else self.check_dtype("residual", residual),
+                **dtypes,
             )
         )
 

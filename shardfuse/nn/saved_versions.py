@@ -21,10 +21,13 @@ import torch
 
 from ..errors import ChangedBeforeBackwardError
 
-Watched = Sequence[tuple[Callable[[], torch.Tensor | None], int]]
+Watched = list[tuple[Callable[[], torch.Tensor | None], int]]
 """Ways to tensors, and the version that each had in the forward."""
+Kept = list[tuple[Watched, list[int]]]
+"""For each op that a module has run: what its backward will look at, and which results it reads."""
 
-_autograd: Any = cast("Any", torch._C)._autograd
+_core: Any = torch._C
+_autograd: Any = _core._autograd
 _hooks: Callable[[bool], object] = _autograd._top_saved_tensors_default_hooks
 
 
@@ -32,20 +35,35 @@ class _Activations(threading.local):
     """DTensors whose module is being called, each behind the local tensor that it takes."""
 
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    kept: Kept | None = None
+    """Of the module's ops; None where no DTensors come out of it."""
 
 
 _activations = _Activations()
 
 
 @contextmanager
-def taken_of(local: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Generator[None]:
-    """While a module is called on ``local`` tensors, of which some are those of DTensors ``given``."""
-    before = _activations.pairs
+def taken_of(local: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Generator[Kept]:
+    """While a module is called on ``local`` tensors, of which some are those of DTensors ``given``.
+
+    What it yields is for ``watch_results``.
+    """
+    before = _activations.pairs, _activations.kept
+    kept: Kept = []
     _activations.pairs = [(a, b) for a, b in zip(local, given, strict=True) if a is not b]
+    _activations.kept = kept
     try:
-        yield
+        yield kept
     finally:
-        _activations.pairs = before
+        _activations.pairs, _activations.kept = before
+
+
+def watch_results(kept: Kept, local: Sequence[torch.Tensor], wrapped: Sequence[torch.Tensor]) -> None:
+    """The DTensors ``wrapped`` around ``local`` results that the backward reads are not to be written into either."""
+    for watched, read in kept:
+        for k in read:
+            if k < len(wrapped) and _core._is_alias_of(cast("Any", wrapped[k])._local_tensor, local[k]):
+                watched.append((ref(wrapped[k]), wrapped[k]._version))
 
 
 def watch(origins: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], saved: Sequence[int]) -> Watched:
@@ -56,15 +74,17 @@ def watch(origins: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], save
     that is gone.  None where hooks take what is saved, and may give back a copy: autograd compares no versions then
     either.
     """
-    pairs = _activations.pairs
+    pairs, kept = _activations.pairs, _activations.kept
     if not (origins or pairs) or _hooks(True) is not None:
-        return ()
+        return []
     found = [origins[k] for k in saved if k < len(origins)]
-    watched: list[tuple[Callable[[], torch.Tensor | None], int]] = []
+    watched: Watched = []
+    if kept is not None:
+        kept.append((watched, [k - len(tensors) for k in saved if k >= len(tensors)]))
     watched += [(lambda t=t: t, t._version) for t in found if type(t) is not torch.Tensor]
     if pairs:
-        kept = [tensors[k] for k in saved if k < len(tensors)]
-        watched += [(ref(given), given._version) for local, given in pairs if any(t is local for t in kept)]
+        read = [tensors[k] for k in saved if k < len(tensors)]
+        watched += [(ref(given), given._version) for local, given in pairs if any(t is local for t in read)]
     return watched
 
 
@@ -78,7 +98,7 @@ def check_unchanged(watched: Watched) -> None:
 
 def check_behind(results: Sequence[torch.Tensor], watched: Watched) -> None:
     """Have the backward of ``results`` begin with the check: of an op that saves tensors by itself."""
-    if not watched:
+    if not watched and _activations.kept is None:
         return
 
     def check(gradients: object) -> None:

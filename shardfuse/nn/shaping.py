@@ -86,3 +86,19 @@ def deferring(parameters: int) -> Shaping:
 def contiguous_view(x: torch.Tensor, *shape: int) -> torch.Tensor:
     """``x`` with other dims, in its storage where that has no gaps."""
     return (x if x.is_contiguous() else x.contiguous()).view(shape)
+
+
+def laid_out(run: Callable[..., torch.Tensor], first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """``run(first, *others)``, which is pointwise and contiguous, in memory as torch's pointwise ops lay it out.
+
+    They follow the strides of the first tensor, without its gaps: a transposed tensor or an image in channels-last is
+    read as it is stored, and stays so.  ``first`` is not contiguous: that is asked before, since it is quick to ask.
+    """
+    if torch.compiler.is_compiling():
+        return run(first, *others)
+    strides = torch.empty_like(first, device="meta").stride()
+    order = sorted(range(first.ndim), key=lambda d: -strides[d])
+    if order == list(range(first.ndim)) or any(t.ndim != first.ndim for t in others):
+        return run(first, *others)
+    back = [order.index(d) for d in range(first.ndim)]
+    return run(*(t.permute(order) for t in (first, *others))).permute(back)

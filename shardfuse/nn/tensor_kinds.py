@@ -20,8 +20,12 @@ is_wrapped: Callable[[torch.Tensor], bool] = _core._functorch.is_functorch_wrapp
 
 def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Are they torch's own tensors, outside of modes and of torch.func: what an autograd function knows?"""
-    is_outside = not modes() and not in_functorch()
-    return is_outside and all(type(t) in PLAIN and not is_wrapped(t) for t in tensors)
+    if modes() or in_functorch():
+        return False
+    for t in tensors:  # a loop, which costs a call of a module less than a generator
+        if type(t) not in PLAIN or is_wrapped(t):
+            return False
+    return True
 
 
 def metadata_of(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -69,7 +69,7 @@ def clip_grad_norm_(
     other's memory; OptimizerArgumentError; NonFiniteNormError, before anything is scaled.
     """
     call = "clip_grad_norm_"
-    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    listed = _listed(call, "parameters", parameters)
     bound = checked_bound(call, max_norm)
     check_tensors(call, "parameters", listed)
     gradients = [p.grad for p in listed if p.grad is not None]
@@ -78,6 +78,16 @@ def clip_grad_norm_(
     if error_if_nonfinite:
         check_finite(total, found.exponent, call)
     return found.scaled(total)
+
+
+def _listed(call: str, argument: str, given: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Raises OptimizerArgumentError for what is no tensor, and none that there are several of."""
+    if isinstance(given, torch.Tensor):
+        return [given]
+    try:
+        return list(given)
+    except TypeError:
+        raise OptimizerArgumentError(call, argument, given, "a torch.Tensor, or a list of such") from None
 
 
 @torch.no_grad()
@@ -97,7 +107,7 @@ def get_total_norm(
     memory, or be listed twice, which counts twice.
     """
     call = "get_total_norm"
-    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    listed = _listed(call, "tensors", tensors)
     check_tensors(call, "tensors", listed)
     found = _Gradients(call, listed, norm_type, math.inf, *as_mesh(call, mesh, placements), only_read=True)
     total = found.total()
