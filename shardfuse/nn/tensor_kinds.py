@@ -20,12 +20,8 @@ is_wrapped: Callable[[torch.Tensor], bool] = _core._functorch.is_functorch_wrapp
 
 def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Are they torch's own tensors, outside of modes and of torch.func: what an autograd function knows?"""
-    if modes() or in_functorch():
-        return False
-    for t in tensors:  # a loop, which costs a call of a module less than a generator
-        if type(t) not in PLAIN or is_wrapped(t):
-            return False
-    return True
+    is_outside = not modes() and not in_functorch()
+    return is_outside and PLAIN.issuperset(map(type, tensors)) and not any(map(is_wrapped, tensors))
 
 
 def metadata_of(tensor: torch.Tensor) -> tuple[object, ...]:
