@@ -20,17 +20,21 @@ from .fused import PLAIN, FusedModule, FusedOp
 from .gelu import OfGelu
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
+from .settings import Setting
 from .shaping import Reshaped, Shaping, contiguous_view, laid_out
 
 
 class GatedUnit(FusedModule):
     """activation(gate [+ gate_bias]) * (up [+ up_bias]), element by element.  ``features``: of these, where known."""
 
-    features: int | None = None
+    features: Setting[int | None] = Setting()
     gate_bias: torch.nn.Parameter | None
     up_bias: torch.nn.Parameter | None
-    _activation: Activation
     _input: TensorPlacement
+
+    @property
+    def _activation(self) -> Activation:
+        raise NotImplementedError
 
     def forward(
         self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
