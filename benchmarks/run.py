@@ -203,7 +203,7 @@ ON_RANKS = {
     "train": lambda cases, device, only: run_train(cases, device, only=only),
     "losses": lambda cases, device, _: run_losses(cases, device),
 }
-ON_ANY_NUMBER = ("losses",)
+ON_ANY_NUMBER = ("losses", "train")
 """Suites that have something to measure on one rank, too."""
 
 

@@ -11,7 +11,7 @@ from ranks import run_ranks
 from thread_check import X, shard, world_mesh
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import InputCountError, InputError, ShardfuseError
+from shardfuse.errors import InputCountError, InputError, OperandError, ShapeError, ShardfuseError
 from shardfuse.executor.binding import bind_arguments
 
 
@@ -320,3 +320,27 @@ def test_a_scalar_is_within_the_range_of_its_dtype(
         for number in refused:
             with pytest.raises(InputError, match=f"S0, to be an? .* but got {number}: pass one, or "):
                 fd.execute([zeros, number])
+
+
+@pytest.mark.parametrize("dim", [0, None])
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+def test_the_largest_of_nothing_is_refused(op: str, dim: int | None) -> None:
+    with FusionDefinition() as fd:
+        fd.add_output(getattr(fd.ops, op)(fd.define_tensor([-1, 6]), dim))
+    with pytest.raises(ShapeError, match=rf"{op}: found T0 of \[0, 6\].*, expected at least one element"):
+        fd.execute([torch.empty(0, 6)])
+    x = torch.eye(6)
+    assert torch.equal(fd.execute([x])[0], getattr(torch, op)(x, dim))
+
+
+@pytest.mark.parametrize("name", ["start", "step"])
+def test_an_iota_counts_by_finite_numbers(name: str) -> None:
+    """A constant is refused where it is defined, and the argument of a call where it comes."""
+    with FusionDefinition() as fd:
+        number = fd.define_scalar(dtype=DataType.Double)
+        fd.add_output(fd.ops.iota(4, **{"start": 1.0, "step": 1.0, name: number}, dtype=DataType.Float))
+    for value in (float("nan"), float("inf"), float("-inf")):
+        with pytest.raises(OperandError, match=f"ops.iota: {name} is {value}, expected a finite number"):
+            fd.execute([value])
+    (found,) = fd.execute([2.0])
+    assert found.tolist() == ([2.0, 3.0, 4.0, 5.0] if name == "start" else [1.0, 3.0, 5.0, 7.0])

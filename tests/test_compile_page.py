@@ -10,7 +10,7 @@ import torch
 from compile_graphs import graph_of, regions_in
 from test_explain_page import Checked
 
-from shardfuse.compile import ledger, report
+from shardfuse.compile import ledger, report, reporting
 from shardfuse.compile.graph_pass import hand_over
 from shardfuse.compile.ledger import Report
 from shardfuse.compile.region_page import page
@@ -83,3 +83,49 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="report: html is True, expected a string or a Path"):
         report(html=True, clear=True)  # type: ignore[arg-type]
     assert len(report().regions) == noted
+
+
+def test_old_regions_let_go_of_their_graphs() -> None:
+    (first, second) = regions_in(graph_of(two_norms, given()))
+    assert first.plan is not None
+    assert first.module is not None
+    ledger.report(clear=True)
+    for k in range(0, ledger.DETAILED + 10, 2):
+        ledger.note([replace(first, of=k), replace(second, of=k + 1)])
+    found = ledger.report(clear=True).regions
+    assert [r.of for r in found] == list(range(ledger.DETAILED + 10))
+    assert [r.of for r in found if r.plan is None and r.module is None] == list(range(10))
+    assert all(r.plan is not None and r.module is not None for r in found[10:])
+
+
+def test_regions_of_one_program_are_measured_at_each_of_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of dynamic shapes have one text; what is measured is at the sizes of the call that made the graph."""
+    seen: list[tuple[object, ...]] = []
+
+    def times(module: torch.fx.GraphModule, program: str, device: torch.device) -> tuple[float, float]:
+        seen.append(reporting.sizes_of(module))
+        return float(len(seen)), 0.5
+
+    monkeypatch.setattr(reporting, "measured", times)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    report(clear=True)
+    for rows in (8, 16, 8):
+        torch._dynamo.reset()
+        row_softmax = torch.compile(
+            lambda x: torch.softmax(x * 2, -1), backend="shardfuse", dynamic=True, options={"shardfuse.take": "all"}
+        )
+        with torch._inductor.config.patch(force_disable_caches=True):
+            row_softmax(torch.ones(rows, 32))
+    found = reporting._measured(report(clear=True))
+    assert len({r.program for r in found.regions}) == 1, "rows are a symbol of each graph"
+    assert [r.measured_us for r in found.regions] == [1.0, 2.0, 1.0]
+    assert len(set(seen)) == 2
+
+
+def test_collectives_of_a_cached_graph_are_told_by_name() -> None:
+    ledger.report(clear=True)
+    program = "fd.define_tensor()\nfd.ops.all_reduce_sum(T0)\nfd.ops.add(T0, T1)\nfd.add_output(T2)"
+    ledger.note_cached_text(program)
+    (found,) = ledger.report(clear=True).regions
+    assert found.collectives == ("all_reduce_sum: inside",)
+    assert "all_reduce_sum: inside" in str(found)

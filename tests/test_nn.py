@@ -24,7 +24,8 @@ from nn_cases import (
 )
 from ranks import run_ranks
 from torch import Tensor
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional
 from torch_answers import assert_beside
 from torch_answers import compare as check_near
@@ -396,6 +397,24 @@ ARGUMENT_REFUSALS: dict[str, Refusal] = {
     "smoothing": (lambda: CrossEntropyLoss(label_smoothing=1.5), ModuleArgumentError, "a share from 0 to 1"),
     "partial logits": (lambda: CrossEntropyLoss(mesh=MESH, logits=P), PlacementError, "does not fit a loss"),
     "partial target": (lambda: redistribute(X, MESH, R, P), PlacementError, "target=P.* does not fit a redistribution"),
+    **{
+        f"partial {operation}": (
+            lambda operation=operation: AddRMSNorm(8, mesh=MESH, input=Partial(operation)),
+            PlacementError,
+            rf"input=P\({operation}\) does not fit a sum",
+        )
+        for operation in ("avg", "max", "min", "product")
+    },
+    "partial average of a gradient": (
+        lambda: redistribute(X, MESH, S0, R, grad=Partial("avg")),
+        PlacementError,
+        r"grad=P\(avg\) does not fit a sum",
+    ),
+    "strided shards": (
+        lambda: redistribute(X, MESH, _StridedShard(0, split_factor=2), R),
+        PlacementError,
+        "source=.* take Shard, Repl",
+    ),
     "a dim too far": (lambda: redistribute(X, MESH, R, Shard(3)), PlacementError, r"target=Shard\(3\) does not fit"),
 }
 CALL_REFUSALS: dict[str, Refusal] = {

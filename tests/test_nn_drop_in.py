@@ -352,3 +352,17 @@ def test_torchs_options_of_an_embedding() -> None:
                 for t, leaf in ((found, ours), (wanted, theirs))
             ]
             assert torch.equal(*grads)
+
+
+def test_one_bias_of_two_is_refused() -> None:
+    module = nn.SwiGLU(8)
+    x = torch.ones(2, 8)
+    for name, missing in (("gate_bias", "up_bias"), ("up_bias", "gate_bias")):
+        setattr(module, name, torch.nn.Parameter(torch.ones(8)))
+        for call in (module, torch.compile(module, backend="eager")):
+            with pytest.raises(ModuleInputError, match=f"SwiGLU: {missing} has None, expected a bias"):
+                call(x, x)
+        setattr(module, missing, torch.nn.Parameter(torch.zeros(8)))
+        torch.testing.assert_close(module(x, x), functional.silu(x + module.gate_bias) * (x + module.up_bias))
+        setattr(module, name, None)
+        setattr(module, missing, None)

@@ -359,3 +359,27 @@ def test_hooks_that_copy_what_is_saved_let_a_parameter_be_written() -> None:
         assert torch.equal(found, right)
 
     run_ranks(2, run)
+
+
+def test_functions_name_dtensors_and_what_takes_them() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(range(size))
+        x = distribute(numbers((4, 6), 0), mesh.to_torch("cpu"), [S0])
+        weight = distribute(numbers((6,), 1), mesh.to_torch("cpu"), [R])
+        said = "does not fit {}, which takes tensors of one rank: make a module of shardfuse.nn with mesh="
+        for call, argument, name in (
+            (lambda: nn.functional.rms_norm(x, (6,), weight), "input=", "rms_norm"),
+            (lambda: nn.functional.rms_norm(numbers((4, 6), 0), (6,), weight), "weight=", "rms_norm"),
+            (lambda: nn.functional.softmax(x), "input=", "softmax"),
+            (lambda: nn.functional.swiglu(x, x), "gate=", "swiglu"),
+            (lambda: nn.functional.batch_norm(x, None, None, training=True), "input=", "batch_norm"),
+        ):
+            with pytest.raises(PlacementError) as raised:
+                call()
+            assert str(raised.value).startswith(argument)
+            assert said.format(name) in str(raised.value)
+        loss = nn.LinearCrossEntropyLoss(mesh=mesh, logits=Shard(-1))
+        with pytest.raises(ModuleInputError, match=r"pass x.to_local\(grad_placements=\[Partial\(\)\]"):
+            loss(x, numbers((5, 6), 2), torch.zeros(4, dtype=torch.int64))
+
+    run_ranks(2, run)

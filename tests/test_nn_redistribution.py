@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
-from module_cases import check_module, each_rank
+from module_cases import ONE, check_module, each_rank
 from nn_cases import S0, S1, Here, P, Placements, R
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.placement_types import _StridedShard
 
+from shardfuse.errors import PlacementError
 from shardfuse.nn import redistribute
 
 
@@ -39,3 +43,13 @@ def test_casts_on_the_way() -> None:
         for options in (narrow, wide)
     }  # fmt: skip
     each_rank([2], cases)
+
+
+@pytest.mark.parametrize(
+    "source", [Partial("max"), _StridedShard(0, split_factor=2)], ids=["maximum", "strided shards"]
+)
+def test_placements_that_are_refused_under_torch_compile_too(source: Partial | _StridedShard) -> None:
+    torch._dynamo.reset()
+    call = torch.compile(lambda x: redistribute(x, ONE.mesh, source, R), backend="eager")
+    with pytest.raises(PlacementError, match="source="):
+        call(torch.ones(4, 4))

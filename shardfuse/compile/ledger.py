@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 MOST = 4096
 """Regions that are remembered."""
+DETAILED = 256
+"""The last regions are remembered with their plan and graph, about 100 KiB each where a graph's tensors are shared."""
 
-
+_COLLECTIVES = ("all_reduce_", "reduce_scatter_", "all_gather")
+"""How names of collectives begin in a program (`aten_collectives.py`)."""
 FROM_CACHE = -1
 """Stands for the number of a graph of which no more is known than that torch's cache had it."""
 
@@ -31,7 +34,8 @@ class RegionReport:
     Inductor's kernels.  ``why``: one sentence.  ``lines``: of the caller's program.  ``program``: the definition.
     ``measured_us``, ``measured_inductor_us``: of both alone, where the report was asked to measure.  ``of``: the graph,
     counted in this process; ``number``: of the region in it; ``behind``: those on whose results it rests, the nearest.
-    ``collectives``: of the graph, inside of the region or next to it, and then why.
+    ``collectives``: of the graph, inside of the region or next to it, and then why; of a cached one those inside alone.
+    ``plan``, ``module``: of the last ``DETAILED`` regions, those that are drawn and measured.
     """
 
     graph: str
@@ -89,7 +93,11 @@ _lock = Lock()
 def note(found: Iterable[RegionReport]) -> None:
     """Remember what was found in a graph."""
     with _lock:
-        _regions.extend(found)
+        added = list(found)
+        _regions.extend(added)
+        detailed = len(_regions) - DETAILED
+        for k in range(max(detailed - len(added), 0), detailed):
+            _regions[k] = replace(_regions[k], plan=None, module=None)
 
 
 def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> None:
@@ -100,12 +108,13 @@ def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> 
     with _lock:
         if any(r.program == program for r in _regions):
             return
-        counted = tuple(sorted(Counter(ops).items()))
+        counted = Counter(ops)
+        inside = [f"{name}: inside" for name, n in counted.items() for _ in range(n) if name.startswith(_COLLECTIVES)]
         why = "its graph came from torch's cache"
         number = sum(r.of == FROM_CACHE for r in _regions)
         found = RegionReport(
             "cached",
-            counted,
+            tuple(sorted(counted.items())),
             inputs,
             outputs,
             None,
@@ -118,6 +127,7 @@ def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> 
             program,
             of=FROM_CACHE,
             number=number,
+            collectives=tuple(inside),
         )
         _regions.append(found)
 
@@ -130,6 +140,8 @@ _noted: set[str] = set()
 def note_cached_text(program: str) -> None:
     """As ``note_cached``, of a program's text, which says its ops; looked up when it runs for the first time."""
     if program not in _noted:
+        if len(_noted) >= MOST:
+            _noted.clear()
         note_cached(program, _OPS.findall(program), program.count("fd.define_"), program.count("fd.add_output("))
         _noted.add(program)
 

@@ -33,6 +33,18 @@ def module_of(region: Region) -> GraphModule:
     return GraphModule({}, graph)
 
 
+def sizes_of(module: GraphModule) -> tuple[object, ...]:
+    """Sizes and strides of its inputs, and its integers, at the call for which the graph was made."""
+    found: list[object] = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        if isinstance(node.meta["val"], torch.Tensor):
+            tensor = tensor_of(node)
+            found += [tuple(hinted(n) for n in given) for given in (tensor.shape, tensor.stride())]
+        else:
+            found.append(hinted(node.meta["val"]))
+    return tuple(found)
+
+
 def measured(module: GraphModule, program: str, device: torch.device) -> tuple[float, float]:
     """Microseconds of shardfuse and of Inductor, medians of rounds in which both take their turns behind a flush of L2.
 

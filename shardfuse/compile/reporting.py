@@ -13,14 +13,15 @@ from ..errors import ArgumentError
 from .ledger import RegionReport, Report
 from .ledger import report as noted
 from .region_page import write_page
-from .region_times import measured
+from .region_times import measured, sizes_of
 
 
 def report(*, clear: bool = False, measure: bool = False, html: str | Path | None = None) -> Report:
     """Every region that the pass has looked at in this process, in order.
 
     ``clear`` forgets them.  ``measure`` runs each that has a program on the current GPU, as shardfuse's kernels and as
-    those that Inductor makes of it alone, which it compiles for that; nothing is measured without a GPU.  ``html``:
+    those that Inductor makes of it alone, which it compiles for that; nothing is measured without a GPU, nor are more
+    than the last 256 regions.  ``html``:
     where the same is written as one page that needs nothing else.  Raises ``ArgumentError``
     for what is no path, ``PageError`` where the page cannot be written; nothing is forgotten then.
     """
@@ -36,13 +37,14 @@ def report(*, clear: bool = False, measure: bool = False, html: str | Path | Non
 
 
 def _measured(found: Report) -> Report:
-    """Regions alike are measured once."""
+    """Regions alike are measured once: of one program, whose sizes may be symbols, at the same sizes."""
     device = torch.device("cuda", torch.cuda.current_device())
-    taken: dict[str, tuple[float, float]] = {}
+    taken: dict[tuple[object, ...], tuple[float, float]] = {}
     regions: list[RegionReport] = []
     for r in found.regions:
-        if r.module is not None and r.program not in taken:
-            taken[r.program] = measured(r.module, r.program, device)
-        own, inductor = taken.get(r.program, (None, None))
+        key = (r.program, None if r.module is None else sizes_of(r.module))
+        if r.module is not None and key not in taken:
+            taken[key] = measured(r.module, r.program, device)
+        own, inductor = taken.get(key, (None, None))
         regions.append(replace(r, measured_us=own, measured_inductor_us=inductor))
     return Report(tuple(regions))

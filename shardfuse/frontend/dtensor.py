@@ -198,7 +198,7 @@ class _Variant:
         self, fusion: Fusion, given: Sequence[Given | None], shapes: Sequence[tuple[int, ...]], options: CompileOptions
     ) -> None:
         self.given = given
-        self.results: WeakKeyDictionary[Program, tuple[_Result, ...]] = WeakKeyDictionary()
+        self.results: WeakKeyDictionary[Program, _Results] = WeakKeyDictionary()
         """What the outputs of a program are as DTensors, once it has run."""
         self.moved: tuple[Communication, ...] = ()
         self.torch_meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], TorchDeviceMesh] = {}
@@ -263,11 +263,12 @@ class _Variant:
         results = self.results.get(program)
         if results is None:
             parts = zip(outputs, self.made, program.domains, strict=True)
-            results = self.results[program] = tuple(self.result(x, tv, domain) for x, tv, domain in parts)
-        self.moved = _communications(entering, self.made, results)
+            found = tuple(self.result(x, tv, domain) for x, tv, domain in parts)
+            results = self.results[program] = _Results(found, _leaving(self.made, found))
+        self.moved = (*_entering(entering), *results.moved) if entering else results.moved
         if self.moved and not entering:
             self.note(program)
-        return [result.of(x) for x, result in zip(outputs, results, strict=True)]
+        return [result.of(x) for x, result in zip(outputs, results.each, strict=True)]
 
     def note(self, program: Program) -> None:
         """Note a call around which ranks exchange pieces as one of theirs, where they send nothing within."""
@@ -279,7 +280,7 @@ class _Variant:
         """Those before and after a run of ``plan``."""
         domains = {tv: t.domain for tv, t in zip(self.cache.fusion.outputs, plan.fusion.outputs, strict=True)}
         results = [self.result(None, tv, None if tv.allocation_rank else domains[tv]) for tv in self.made]
-        return _communications(entering, self.made, results)
+        return (*_entering(entering), *_leaving(self.made, results))
 
     def result(self, local: torch.Tensor | None, tv: TensorView, domain: BoundDomain | None) -> _Result:
         """What an output of ``domain`` is as a DTensor."""
@@ -337,12 +338,23 @@ def _ranks_of(arguments: Sequence[Argument]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(rank for mesh in meshes for rank in mesh.ranks))
 
 
-def _communications(
-    entering: Mapping[int, Entering], made: Sequence[TensorView], results: Sequence[_Result]
-) -> tuple[Communication, ...]:
-    found = [piece.move.communication(piece.local.dtype) for piece in entering.values()]
+def _entering(entering: Mapping[int, Entering]) -> tuple[Communication, ...]:
+    """How pieces are exchanged before a run."""
+    return tuple(piece.move.communication(piece.local.dtype) for piece in entering.values())
+
+
+def _leaving(made: Sequence[TensorView], results: Sequence[_Result]) -> tuple[Communication, ...]:
+    """How they are after it."""
     exits = [(tv, result.move) for tv, result in zip(made, results, strict=True)]
-    return (*found, *(move.communication(tv.dtype.torch) for tv, move in exits if move is not None))
+    return tuple(move.communication(tv.dtype.torch) for tv, move in exits if move is not None)
+
+
+@dataclass(frozen=True)
+class _Results:
+    """``moved``: how pieces of ``each`` are exchanged behind a run."""
+
+    each: tuple[_Result, ...]
+    moved: tuple[Communication, ...]
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def norm_of_rows(
     function.shaped({"residual": residual}, x.shape)
     function.check_plain(input=x, residual=residual, **parameters)
     given = {**parameters, "residual": residual}
-    if is_decomposed(x, promises):
+    if is_decomposed(x, promises) or 0 in shape:
         flat: dict[str, Any] = {name: None if t is None else t.flatten(-dims) for name, t in given.items()}
         made = traced.norm(x.flatten(-dims), eps, **flat, centered=centered, dropout=dropout)
         return tuple(t.view(x.shape) for t in made)

@@ -55,6 +55,8 @@ class GatedUnit(FusedModule):
         self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None
     ) -> torch.Tensor:
         gate_bias, up_bias = self.gate_bias, self.up_bias
+        if (gate_bias is None) != (up_bias is None):
+            self._check_biases()
         biases = () if gate_bias is None or up_bias is None else (gate_bias, up_bias)
         if up is None:
             self._check(gate, up)
@@ -63,7 +65,7 @@ class GatedUnit(FusedModule):
         if gate.ndim == 1 and up.ndim == 1 and self.features is not None:  # a row, as a placement of rows has it
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
         if not (gate.is_contiguous() or biases) and self.mesh is None:
-            return laid_out(lambda a, b: self.run((a, b), None)[0], gate, up)
+            return laid_out(lambda given: self.run(given, None), gate, up)
         return self.run((gate, up, *biases), unsharded)[0]
 
     def _on_dtensors(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
@@ -80,11 +82,20 @@ class GatedUnit(FusedModule):
     def _traced(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
         """By torch's own ops."""
         self._check(gate, up)
+        self._check_biases()
         if up is not None and self.features is not None:
             self.check_size("gate", gate, -1, self.features)
         self.check_plain(gate=gate, gate_bias=self.gate_bias)
         halves = gate.chunk(2, -1) if up is None else (gate, up)
         return traced.gated(self._activation, halves[0], halves[1], self.gate_bias, self.up_bias)
+
+    def _check_biases(self) -> None:
+        """Of which a caller may have assigned one."""
+        if (self.gate_bias is None) != (self.up_bias is None):
+            missing, other = ("gate_bias", "up_bias") if self.gate_bias is None else ("up_bias", "gate_bias")
+            raise ModuleInputError(
+                type(self).__name__, missing, "None", f"a bias, as {other} is", "assign both or none"
+            )
 
     def _check(self, gate: torch.Tensor, up: torch.Tensor | None) -> None:
         """Of what the views of gate and up depend on, and what the dtypes are."""

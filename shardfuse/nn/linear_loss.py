@@ -115,7 +115,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
         for name, tensor in (("x", x), ("weight", weight), ("target", target), ("bias", bias)):
             if has_dtensor((tensor,)):
-                raise refuse(name, "a DTensor", "this rank's local tensor", "pass x.to_local()")
+                is_summed = name == "x" and not self.loss.logits_placement.is_uncut
+                placed = "grad_placements=[Partial()], as each rank has a summand of its gradient" if is_summed else ""
+                raise refuse(name, "a DTensor", "this rank's local tensor", f"pass {name}.to_local({placed})")
         if x.ndim < 2:
             raise refuse("x", f"{x.ndim} dims", "2 or more", "pass rows of features")
         if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:

@@ -124,7 +124,7 @@ class ParameterModule(FusedModule):
         """``settings``: with those of ``given``, in words, where there are ``vectors``."""
         options = dict(settings)
         given = str(options.pop("given", "")).split()
-        made = cls(**options, device="meta", parameters="local")
+        made = cls(**options, device="meta", parameters="local")  # pyright: ignore[reportCallIssue]
         for name in cls.vectors:
             made.register_parameter(name, torch.nn.Parameter(torch.empty(0, device="meta")) if name in given else None)
         return made

@@ -39,7 +39,8 @@ class TensorPlacement:
         """Read torch's placements: one, or a sequence with one per mesh dimension; None is replicated.
 
         A TensorPlacement, which a module that is made again from its settings has, is taken as it is.
-        Raises PlacementError where their number is not the mesh's, or where there are placements but no mesh.
+        Raises PlacementError where their number is not the mesh's, where there are placements but no mesh, and for
+        those that modules do not compute: partial results of another operation than a sum, and torch's private ones.
         """
         if isinstance(placements, TensorPlacement):
             return placements
@@ -53,6 +54,8 @@ class TensorPlacement:
             raise PlacementError(argument, entries, "no mesh", "pass mesh= too, or leave the placement out")
         if len(entries) != mesh.ndim:
             raise PlacementError(argument, entries, f"a mesh of {mesh.ndim} dimensions", "pass one placement for each")
+        for placement in entries:
+            _refuse_unknown(argument, placement)
         return TensorPlacement(tuple(_shard_dim(p) for p in entries), tuple(p.is_partial() for p in entries))
 
     @staticmethod
@@ -175,6 +178,18 @@ class TensorPlacement:
 WHOLE = TensorPlacement()
 """Of a tensor without a mesh."""
 _least: Callable[[int, int], int] = cast("Any", torch).sym_min  # of sizes that may be symbolic
+
+
+def _refuse_unknown(argument: str, placement: Placement) -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if type(placement) is Partial:
+        if placement.reduce_op != "sum":
+            advice = "pass Partial(), and an average's parts divided by the number of ranks"
+            raise PlacementError(argument, (placement,), "a sum, the only operation over partial tensors", advice)
+    elif type(placement) not in (Shard, Replicate):
+        against = "modules, which take Shard, Replicate and Partial alone"
+        raise PlacementError(argument, (placement,), against, "redistribute the tensor to one of these first")
 
 
 def _shard_dim(placement: Placement) -> int | None:

@@ -139,7 +139,7 @@ def _text(
 ) -> str:
     """What ``Redistribution(...).text`` is, in words that torch.compile knows."""
     words = ",".join(
-        f'"{name}":[{",".join(map(_word, placements if isinstance(placements, Sequence) else (placements,)))}]'
+        f'"{name}":[{",".join([_word(name, p) for p in _entries(placements)])}]'
         for name, placements in (("source", source), ("target", target), ("grad", grad))
     )
     typed = "null" if dtype is None else f'"{dtype}"'.replace("torch.", "")
@@ -148,8 +148,20 @@ def _text(
     return f'{{"mesh":{mesh.text},{words},"dtype":{typed}{timed},"rank":{rank}}}'
 
 
-def _word(placement: Any) -> str:
-    return f'"S{placement.dim}"' if placement.is_shard() else '"P"' if placement.is_partial() else '"R"'
+def _entries(placements: Any) -> Sequence[Any]:
+    return placements if isinstance(placements, Sequence) else (placements,)
+
+
+def _word(name: str, placement: Any) -> str:
+    """Raises PlacementError for what `TensorPlacement.of` refuses."""
+    if placement.is_shard():
+        return f'"S{placement.dim}"'
+    if placement.is_replicate():
+        return '"R"'
+    if not placement.is_partial() or placement.reduce_op != "sum":
+        kind = type(placement).__name__  # Dynamo cannot print all that torch has
+        raise PlacementError(name, (kind,), "a redistribution", "pass torch's Shard, Replicate or Partial()")
+    return '"P"'
 
 
 @dataclass(frozen=True, kw_only=True)

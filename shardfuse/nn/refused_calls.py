@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from ..errors import (
 )
 from ..executor.agreement import failures_told
 from ..executor.uncompiled import uncompiled
+from ..frontend.detection import has_dtensor
 from .transforms import check_not_traced
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ def refuse_call(
     """Raise what a call of ``function`` ends by, where that is not ``error`` as it is."""
     method = function.__qualname__.partition(".forward")
     name = method[0] if method[1] else function.__name__
+    found = _of_dtensors(name, function, args, kwargs)
+    if found is not None:
+        raise found from None
     wrong = None if isinstance(error, DefinitionError | PromiseError) else misfit(function, args, kwargs)
     if wrong is not None:
         argument, value, expected = wrong
@@ -66,15 +70,33 @@ def refuse_call(
             raise found from None
 
 
+def _tensors(
+    function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, torch.Tensor]:
+    """The arguments that are tensors, by name."""
+    try:
+        given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return {}
+    return {argument: t for argument, t in given.items() if isinstance(t, torch.Tensor)}
+
+
+def _of_dtensors(
+    name: str, function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
+) -> PlacementError | None:
+    """The error of a DTensor, which only modules on a mesh take."""
+    for argument, tensor in _tensors(function, args, kwargs).items():
+        if has_dtensor((tensor,)) and not function.__qualname__.endswith(".forward"):
+            against, advice = f"{name}, which takes tensors of one rank", "make a module of shardfuse.nn with mesh="
+            return PlacementError(argument, cast("Any", tensor).placements, against, advice)
+    return None
+
+
 def _of_devices(
     name: str, function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> ModuleInputError | None:
     """The error of tensors on several devices."""
-    try:
-        given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
-    except TypeError:
-        return None
-    tensors = {argument: t for argument, t in given.items() if isinstance(t, torch.Tensor)}
+    tensors = _tensors(function, args, kwargs)
     for argument, tensor in tensors.items():
         first = next(iter(tensors))
         if tensor.device != tensors[first].device:

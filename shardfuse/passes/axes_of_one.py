@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import prod
+from collections.abc import Callable, Sequence
+from math import isfinite, prod
+from typing import cast
 
-from ..errors import ShapeError
+from ..errors import OperandError, ShapeError
 from ..ir.base_op import numbers
+from ..ir.call import AlongAxis, Call
 from ..ir.digits import Axis, CutError, extent, reshape
 from ..ir.expr import BoundTensor
-from ..ir.op import Broadcast, Cast, Expand, Permute, Reduce, Reshape, Set, Squeeze, ViewOp
+from ..ir.op import Broadcast, Cast, Expand, Full, Iota, Permute, Random, Reduce, Reshape, Set, Squeeze, ViewOp
 
 OneInput = Cast | Set | ViewOp | Reduce
 
@@ -46,6 +48,25 @@ def axes_of_one(op: OneInput, x: BoundTensor, fresh: Callable[[int], Axis]) -> t
                 remedy = f"nothing has no {op.kind}: leave these axes out"
                 raise ShapeError(op.kind, found, "at least one element", remedy)
             return op, [axis for k, axis in enumerate(logical) if k not in op.axes]
+
+
+def check_chosen(op: Call, operands: Sequence[BoundTensor]) -> None:
+    """Raise ``ShapeError`` where the largest or smallest of nothing is to be found."""
+    if isinstance(op, AlongAxis) and op.name in ("argmax", "argmin"):
+        x = operands[0]
+        sizes = [extent(axis) for axis in x.domain.logical]
+        if 0 in (sizes if op.dim is None else sizes[op.dim : op.dim + 1]):
+            over = "" if op.dim is None else f" over axis {op.dim}"
+            remedy = f"nothing has no {op.name}: leave such tensors out"
+            raise ShapeError(op.name, f"{x} of {sizes}{over}", "at least one element", remedy)
+
+
+def check_steps(op: Full | Iota | Random) -> None:
+    """Raise ``OperandError`` for what a call has given as start or step and nothing counts by."""
+    if isinstance(op, Iota):
+        for name, value in zip(("start", "step"), op.counting, strict=True):
+            if not isfinite(cast("float", value)):
+                raise OperandError(op.name, name, value, "a finite number")
 
 
 def _whole_shape(asked: tuple[int, ...], x: BoundTensor) -> tuple[int, ...]:

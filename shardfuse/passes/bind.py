@@ -61,7 +61,7 @@ from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.torch_calls import TORCH_CALLS
 from .aliases import settle_aliases
-from .axes_of_one import axes_of_one, check_sizes
+from .axes_of_one import axes_of_one, check_chosen, check_sizes, check_steps
 from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
 from .scalar_values import HostScalars
 from .shared_axes import breadth, holding_again
@@ -266,8 +266,10 @@ class _Binder:
             case Pointwise():
                 axes = [self.pointwise_axes(op.name, values)]
             case Call():
+                check_chosen(op, cast("list[BoundTensor]", values))
                 axes = self.call_axes(op, values)
             case Full() | Iota() | Random():
+                check_steps(op)
                 axes = [[self.fresh(n) for n in check_sizes(op.name, numbers(op.shape))]]
             case _:
                 op, own = axes_of_one(op, cast(BoundTensor, values[0]), self.fresh)
