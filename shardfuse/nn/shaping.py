@@ -91,7 +91,7 @@ def contiguous_view(x: torch.Tensor, *shape: int) -> torch.Tensor:
 def laid_out(
     run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], first: torch.Tensor, *others: torch.Tensor
 ) -> torch.Tensor:
-    """The first result of ``run((first, *others))``, which is pointwise and contiguous, in memory as torch's pointwise ops lay it out.
+    """The first result of ``run((first, *others))``, pointwise and contiguous, laid out as by torch's pointwise ops.
 
     They follow the strides of the first tensor, without its gaps: a transposed tensor or an image in channels-last is
     read as it is stored, and stays so.  ``first`` is not contiguous: that is asked before, since it is quick to ask.
