@@ -144,7 +144,7 @@ def test_gate_and_up_have_their_gradient_in_one_tensor_without_a_copy() -> None:
     ids=str,
 )
 def test_steps_that_take_an_address(step: Step, is_address: bool) -> None:
-    assert only_addressed("T1", [step]) == is_address
+    assert only_addressed(["T0", "T1"], [step, Return(("T0",))]) == ({1} if is_address else set())
 
 
 def test_super_of_a_module_is_one_instruction() -> None:
@@ -174,7 +174,7 @@ def test_the_script_of_a_repeat_that_fails_has_the_shapes_of_its_definition(monk
     def fail(self: object, arguments: list[torch.Tensor]) -> None:
         raise RuntimeError(f"planted, of {arguments[0].ndim} dims")
 
-    monkeypatch.setattr(program, "only_addressed", lambda name, steps: True)
+    monkeypatch.setattr(program, "only_addressed", lambda names, steps: frozenset(range(len(names))))
     monkeypatch.setattr(Repeat, "__call__", fail)
 
     def run(rank: int, size: int) -> str:

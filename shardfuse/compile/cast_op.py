@@ -30,8 +30,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ..executor.cache import LRUCache
+from ..executor.written_kernels import has_kernels
 from .aten_table import is_view
-from .kernel_files import has_kernels, launcher_of
+from .kernel_files import launcher_of
 from .region_op import define_op
 from .regions import is_fusable, is_mutation, nbytes
 from .translation import known

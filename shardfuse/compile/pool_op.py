@@ -28,8 +28,9 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, Node
 
+from ..executor.written_kernels import has_kernels
 from .channels_last import is_image_in_channels_last
-from .kernel_files import has_kernels, launcher_of
+from .kernel_files import launcher_of
 from .random_op import channels_last_strides
 from .region_op import define_op
 

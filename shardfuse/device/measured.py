@@ -2,9 +2,9 @@
 another, how much a thread holds, how many warps are worth keeping resident.
 
 Each field says what it bounds, in which unit, and what was timed.  Times are those of whole kernels on an H200, float16
-or bfloat16 unless another type is named; "4 vectors" are weights, biases or the like beside the rows.  A GPU of its
-own numbers has a ``Measured`` of its own in its record; one without takes the H200's.  Warps that stay resident on a
-multiprocessor become a bound on registers by ``Device.bound``.
+or bfloat16 unless another type is named; "4 vectors" are weights, biases or the like beside the rows.  Pairs of
+schedules that were timed are in ``benchmarks/timed_schedules.json``, by the field that decides.  A GPU without numbers
+of its own takes the H200's.  Warps that stay resident on a multiprocessor bound registers by ``Device.bound``.
 """
 
 from __future__ import annotations

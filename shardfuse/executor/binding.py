@@ -14,7 +14,6 @@ from ..ir.dtype import DataType
 from ..ir.fusion import Fusion, FusionInput
 from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
-from ..ops.host import python_number
 from .written_inputs import check_written
 
 Argument = torch.Tensor | int | float | bool | complex
@@ -29,38 +28,8 @@ class Bound:
     device: torch.device
 
 
-_PLAIN_NUMBERS = (int, float, bool, complex)
 _INT64 = range(-(2**63), 2**63)
 """The integers that kernels and host programs take as an argument."""
-
-
-def plain_arguments(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument]:
-    """``arguments`` as kernels and collectives read them: storage that holds the values, and Python's own numbers.
-
-    A tensor with the conjugate or the negative bit (``x.conj()``, ``x.conj().imag``) says that its storage holds
-    something else; it is resolved into a copy.  NumPy's scalars become Python's.  Raises ``InputError`` where such a
-    tensor is to be written to.
-    """
-    if not any(map(_is_to_be_resolved, arguments)):
-        return arguments
-    found: list[Argument] = []
-    for k, argument in enumerate(arguments):
-        declared = fusion.inputs[k].val if k < len(fusion.inputs) else None
-        if isinstance(argument, torch.Tensor) and _is_to_be_resolved(argument):
-            if declared is not None and declared in fusion.aliases.values():
-                raise InputError(
-                    k, declared.name, "a tensor with the negative or conjugate bit, which an output is written to",
-                    "a tensor whose storage holds its values", "call .resolve_conj().resolve_neg() first",
-                )  # fmt: skip
-            argument = argument.resolve_conj().resolve_neg()
-        found.append(argument if isinstance(argument, torch.Tensor) else python_number(argument))
-    return found
-
-
-def _is_to_be_resolved(argument: object) -> bool:
-    if isinstance(argument, torch.Tensor):
-        return argument.is_neg() or argument.is_conj()
-    return type(argument) not in _PLAIN_NUMBERS
 
 
 def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, device: torch.device | None) -> Bound:

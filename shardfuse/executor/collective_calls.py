@@ -41,13 +41,6 @@ from shardfuse.mesh.process import within
 
 _c10d = cast("Any", dist)  # torch leaves its collectives' arguments untyped
 
-_NCCL_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}
-
 
 # --- collectives -------------------------------------------------------------------------------------------
 
@@ -65,7 +58,7 @@ def all_reduce(x: Tensor, op: Reduction, team: Team, *, in_place: bool = False) 
     group = process_group(team.ranks)
     if _nccl_reduces(x, op, team, group):
         out = x.detach() if in_place and x.is_contiguous() else _own(x)
-        _c10d.all_reduce(out, _NCCL_OPS[op], group)
+        _c10d.all_reduce(out, nccl.OPERATIONS[op][0], group)
         return out
     one_step = is_one_step(x.numel() * x.element_size(), team.size)
     if not one_step and op == "sum" and x.numel() % team.size == 0 and nccl.takes(x, team, group):

@@ -1,7 +1,7 @@
 """Kernels that write an output over the input that it replaces.
 
     own_T0, = own(T0, T1)
-    T2 = T0 if own_T0 else empty_T2()
+    T2 = T0 if own_T0 else empty((64, 8), (8, 1), float32)
     kernel_0_0(T0, T1, T2)
     replace(T0, T2)
 

@@ -27,11 +27,23 @@ _reduce_scatter_single: Callable[[Tensor, Tensor, dist.ReduceOp.RedOpType, dist.
     getattr(_c10d, "reduce_scatter_single", None) or _c10d.reduce_scatter_tensor
 )
 
+OPERATIONS: dict[Reduction, tuple[dist.ReduceOp.RedOpType, int]] = {
+    "sum": (dist.ReduceOp.SUM, 0),
+    "prod": (dist.ReduceOp.PRODUCT, 1),
+    "max": (dist.ReduceOp.MAX, 2),
+    "min": (dist.ReduceOp.MIN, 3),
+}
+"""torch's operation, and NCCL's number of it."""
+
 SUMS = (torch.float32, torch.float64, torch.int32, torch.int64)
 """What NCCL adds up as torch does."""
 
 NARROW = (torch.float16, torch.bfloat16)
-TAKEN = (*SUMS, *NARROW, torch.uint8, torch.int8)
+TAKEN = {
+    torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4,
+    torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9,
+}  # fmt: skip
+"""What NCCL moves, and its numbers of these dtypes."""
 
 _WORD = 16
 """Bytes that NCCL moves at once of what begins at a multiple of them; of other places it moves narrow words."""

@@ -29,6 +29,7 @@ from ..mesh.gpu_waits import watch_waits
 from ..mesh.groups import count_too
 from ..mesh.process import own_watchdog
 from .driver import LIBRARY, Driver, open_driver
+from .nccl import OPERATIONS, TAKEN
 from .rank_reduction import Reduction
 
 Issue = Callable[..., None]
@@ -36,18 +37,6 @@ Issue = Callable[..., None]
 current stream, which is behind it when it returns."""
 Backend = Any  # torch leaves its backends untyped
 
-_OPERATIONS: dict[Reduction, tuple[dist.ReduceOp.RedOpType, int]] = {
-    "sum": (dist.ReduceOp.SUM, 0),
-    "prod": (dist.ReduceOp.PRODUCT, 1),
-    "max": (dist.ReduceOp.MAX, 2),
-    "min": (dist.ReduceOp.MIN, 3),
-}
-"""torch's and NCCL's."""
-_DTYPES = {
-    torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4,
-    torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9,
-}  # fmt: skip
-"""NCCL's numbers."""
 _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = range(3)
 _LIBRARY = "libnccl.so.2"
 
@@ -193,7 +182,7 @@ class NcclChannel:
         return self._driver.group(tuple(issues))
 
     def _issue(self, kind: int, p: Pieces, op: Reduction = "sum") -> Issue:
-        size, numbers = self._dtype.itemsize, (_DTYPES[self._dtype], _OPERATIONS[op][1])
+        size, numbers = self._dtype.itemsize, (TAKEN[self._dtype], OPERATIONS[op][1])
         steps = (p.given * size, p.taken * size)
         return self._driver.collective(kind, self._communicator, p.count, *numbers, p.pieces, *steps)
 
@@ -246,6 +235,6 @@ def _nccl() -> Driver | None:
 
 
 def _reducing(options: Any, op: Reduction) -> Any:
-    options.reduceOp = _OPERATIONS[op][0]
+    options.reduceOp = OPERATIONS[op][0]
     options.asyncOp = False
     return options

@@ -2,7 +2,7 @@
 
 Every entry that runs a program (`FusionDefinition.execute`, `FusionExecutorCache`, DTensors) comes by here:
 
-    arguments = received(fusion, arguments)
+    arguments = arguments if are_plain(arguments) else received(fusion, arguments)
     with without_graph(fusion, arguments):
         outputs = program.run(*arguments)
 
@@ -25,6 +25,7 @@ from torch.nn import parameter
 
 from ..errors import InputError
 from ..ir.fusion import Fusion
+from ..ops.host import python_number
 from .binding import Argument
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -50,12 +51,14 @@ class NoGradientsWarning(UserWarning):
 
 
 def received(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument]:
-    """``arguments`` with the tensors that subclasses of torch.Tensor hold, after the collectives that still fill them.
+    """``arguments`` with the tensors that subclasses of torch.Tensor hold, after the collectives that still fill them,
+    and `resolved`.
 
     Raises ``InputError`` for tensors that hold no data of this rank: fake ones, those inside of torch.func, DTensors.
     """
     names = [i.val.name for i in fusion.inputs]
-    return [received_one(k, names[k] if k < len(names) else "not declared", a) for k, a in enumerate(arguments)]
+    found = [received_one(k, names[k] if k < len(names) else "not declared", a) for k, a in enumerate(arguments)]
+    return resolved(fusion, found)
 
 
 def are_plain(arguments: Sequence[Argument]) -> bool:
@@ -77,6 +80,35 @@ def are_plain(arguments: Sequence[Argument]) -> bool:
 def is_dual() -> bool:
     """Is forward-mode autograd at work?"""
     return _forward_mode._current_level >= 0
+
+
+def resolved(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument]:
+    """``arguments`` as kernels and collectives read them: storage that holds the values, and Python's own numbers.
+
+    A tensor with the conjugate or the negative bit (``x.conj()``, ``x.conj().imag``) says that its storage holds
+    something else; it is resolved into a copy.  NumPy's scalars become Python's.  Raises ``InputError`` where such a
+    tensor is to be written to.
+    """
+    if not any(map(_is_to_be_resolved, arguments)):
+        return arguments
+    found: list[Argument] = []
+    for k, argument in enumerate(arguments):
+        declared = fusion.inputs[k].val if k < len(fusion.inputs) else None
+        if isinstance(argument, torch.Tensor) and _is_to_be_resolved(argument):
+            if declared is not None and declared in fusion.aliases.values():
+                raise InputError(
+                    k, declared.name, "a tensor with the negative or conjugate bit, which an output is written to",
+                    "a tensor whose storage holds its values", "call .resolve_conj().resolve_neg() first",
+                )  # fmt: skip
+            argument = argument.resolve_conj().resolve_neg()
+        found.append(argument if isinstance(argument, torch.Tensor) else python_number(argument))
+    return found
+
+
+def _is_to_be_resolved(argument: object) -> bool:
+    if isinstance(argument, torch.Tensor):
+        return argument.is_neg() or argument.is_conj()
+    return type(argument) not in _PLAIN
 
 
 def received_one(k: int, name: str, argument: Argument) -> Argument:

@@ -90,7 +90,6 @@ class ProgramBuilder(CollectiveSteps):
     moved: set[BoundTensor] = field(default_factory=set[BoundTensor])  # inputs that come on the CPU
     kernels: dict[Hashable, Kernel] = field(default_factory=dict[Hashable, Kernel])
     """By the name of the plan and the strides of its tensors."""
-    sources: list[str] = field(default_factory=list[str])
     region: Callable[[KernelPlan], Region] | None = None  # in which a segment's kernel exchanges with other ranks
 
     def begin(self, forms: Sequence[TensorView | None], on_cpu: Sequence[bool] | None = None) -> None:
@@ -253,7 +252,6 @@ class ProgramBuilder(CollectiveSteps):
         key = (plan.name, *(self.meta[renamed.get(t, t)].stride() for t in tensors))
         if key not in self.kernels:
             self.kernels[key] = self.compiled(plan, renamed)
-            self.sources.append(self.kernels[key].source.text)
         return self.kernels[key]
 
     def compiled(self, plan: KernelPlan, renamed: Renamed | None = None) -> Kernel:
@@ -287,13 +285,14 @@ class ProgramBuilder(CollectiveSteps):
         run = bound_text(text, functions)
         if any(isinstance(s, Start) or (isinstance(s, Call) and s.label) for s in steps):
             run = outside_autocast(run, self.device.type)
+        sources = tuple(kernel.source.text for kernel in self.kernels.values())
         filled = {t.name: self.meta[t] for t, s in self.storage.items() if s is Storage.FILLED}
         return Program(
-            run, text, tuple(self.sources), tuple(domains), cast("dict[str, Callable[..., object]]", functions),
+            run, text, sources, tuple(domains), cast("dict[str, Callable[..., object]]", functions),
             labels_of(steps), apart,
             launched={s.name: s.kernel for s in steps if isinstance(s, LaunchKernel) and s.kernel is not None},
             batches={s.name: s.launches for s in batched if isinstance(s, LaunchBatch)},
-            by_address=frozenset(k for k, name in enumerate(inputs) if only_addressed(name, [*steps, end])),
+            by_address=only_addressed(inputs, [*steps, end]),
             is_fresh=are_fresh(results, layouts | filled),
         )  # fmt: skip
 

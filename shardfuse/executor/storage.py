@@ -86,9 +86,11 @@ def freed(steps: Sequence[Step], outputs: Collection[str]) -> list[Step]:
     return out
 
 
-def only_addressed(name: str, steps: Sequence[Step]) -> bool:
-    """Do the ``steps`` do no more with a tensor than hand its address to kernels and collectives?"""
-    return all(isinstance(s, Issue | Over | Guard) for s in steps if s.mentions(name))
+def only_addressed(names: Sequence[str], steps: Sequence[Step]) -> frozenset[int]:
+    """Of which of these tensors do the ``steps`` no more than hand the address to kernels and collectives?"""
+    others = [step for step in steps if not isinstance(step, Issue | Over | Guard)]
+    touched = {name for step in others for name in (*step.defines, *step.uses)}
+    return frozenset(k for k, name in enumerate(names) if name not in touched)
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,14 @@ def share_workspace(steps: Sequence[Step], made: Mapping[str, torch.Tensor], kep
 
     made: the layout of each tensor that kernels write.  kept: the names of those that the program returns.
     """
+    places: dict[str, list[int]] = {name: [] for name in made}
+    for k, step in enumerate(steps):
+        for name in dict.fromkeys((*step.defines, *step.uses)):
+            if name in places:
+                places[name].append(k)
     pieces: dict[str, _Piece] = {}
     for name, like in made.items():
-        first, *uses = (k for k, step in enumerate(steps) if step.mentions(name))
+        first, *uses = places[name]
         allocated = steps[first]
         is_plain = isinstance(allocated, Allocate) and not allocated.own
         if name in kept or not is_plain or not all(isinstance(steps[k], LaunchKernel) for k in uses):

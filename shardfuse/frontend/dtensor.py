@@ -24,12 +24,12 @@ from ..analysis.communication_table import Communication
 from ..compiler import Plan
 from ..errors import InputCountError, ShapeError
 from ..executor.agreement import failures_told
-from ..executor.binding import Argument, plain_arguments
+from ..executor.binding import Argument
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.host_program import Program
 from ..executor.options import CompileOptions
-from ..executor.plain_arguments import received_one, without_graph
+from ..executor.plain_arguments import received_one, resolved, without_graph
 from ..executor.timeline import Timeline
 from ..executor.tuning import Tuner
 from ..ir.caller_lines import lines_named
@@ -251,7 +251,7 @@ class _Variant:
         self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
     ) -> list[torch.Tensor | None]:
         values, sizes, entering = self.local(arguments, said)
-        values = plain_arguments(self.cache.fusion, values)
+        values = resolved(self.cache.fusion, values)
         program = self.cache.program(values, sizes, device)
         if entering:
             self.note(program)

@@ -18,7 +18,7 @@ from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, bind_arguments, check_local_shape, is_out_of, plain_arguments, range_of
+from ..executor.binding import Argument, bind_arguments, check_local_shape, is_out_of, range_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.host_program import Program
@@ -264,9 +264,9 @@ class FusionExecutorCache:
     def _received(self, arguments: Sequence[Argument]) -> Sequence[Argument]:
         """Raises ``InputError``, which is reported to the other ranks."""
         if are_plain(arguments):
-            return plain_arguments(self.fusion, arguments)
+            return arguments
         with failures_told(self._team):
-            return plain_arguments(self.fusion, received(self.fusion, arguments))
+            return received(self.fusion, arguments)
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
         where = device_here(), why_no_exchange(self._team, self.options), hosts_of(self._team)
@@ -371,9 +371,8 @@ class FusionExecutorCache:
         written_over = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
         builder = ProgramBuilder(
             plan.fusion, rank, bound.device, self.options, samples, places, replaceable=written_over,
-            read_once=read_once([s.segment for s in plan.segments], plan.fusion.outputs),
+            read_once=read_once([s.segment for s in plan.segments], plan.fusion.outputs), region=region_of,
         )  # fmt: skip
-        builder.region = region_of
         builder.begin(
             [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],

@@ -12,6 +12,7 @@ import torch
 
 from ..executor.cache import LRUCache
 from ..executor.uncompiled import uncompiled
+from ..executor.written_kernels import has_kernels
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from .counted_pieces import as_mesh, counted, local_of, spread_of
@@ -30,7 +31,7 @@ from .gradient_norm import (
 )
 from .kernel_text import KINDS
 from .optim_errors import OptimizerArgumentError, OptimizerTensorError
-from .tensor_lists import COLUMNS, Launcher, Table, as_numbers, column, has_kernels, overlapping, stretches
+from .tensor_lists import COLUMNS, Launcher, Table, as_numbers, column, overlapping, stretches
 from .torch_update import foreach
 
 if TYPE_CHECKING:

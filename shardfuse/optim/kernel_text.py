@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ..codegen import KernelSource
-from ..ir.domain import BoundDomain
+from ..executor.written_kernels import with_constants, written_source
 from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 """Element types that the kernels take, and the numbers that they know them by."""
 
-_CONSTANTS = re.compile(r"(# --- what kernel_text.py writes for each use ---\n).*?(?=# --- end ---)", re.DOTALL)
 _POINTERS = {
     "norm_partials": ("addresses", "facts", "chunks", "groups", "partials"),
     "finish_norm": ("partials", "total"),
@@ -74,8 +71,8 @@ def kernel_source(name: str, use: Use, shape: Shape, grid: int, integers: tuple[
     """The kernel ``name`` with so many programs.  ``integers``: counts of what its tables list."""
     real = DataType.Double if use.is_double else DataType.Float
     types = {**_TYPES, "norm": real}
-    tensors = tuple(BoundTensor(p, types.get(p, DataType.Double), BoundDomain(())) for p in _POINTERS[name])
-    return KernelSource(name, kernel_text(use, shape), tensors, (), integers, grid, shape.warps, 1)
+    tensors = [(p, types.get(p, DataType.Double)) for p in _POINTERS[name]]
+    return written_source(name, kernel_text(use, shape), tensors, grid, shape.warps, integers)
 
 
 @functools.lru_cache(maxsize=64)
@@ -92,10 +89,7 @@ def kernel_text(use: Use, shape: Shape) -> str:
         "CLIPS": use.clips,
         "INTERPRETED": use.interpreted,
     }
-    lines = "".join(f"{name} = tl.constexpr({value})\n" for name, value in constants.items())
-    text, count = _CONSTANTS.subn(lambda found: found[1] + lines, _file_text())
-    assert count == 1, "kernels.py marks its constants"
-    return text
+    return with_constants(_file_text(), constants)
 
 
 @functools.cache

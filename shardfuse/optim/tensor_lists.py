@@ -10,9 +10,8 @@ from typing import cast
 
 import torch
 
-from ..executor.kernel import Argument, Kernel
 from ..executor.launch import begin_on
-from ..executor.options import CompileOptions
+from ..executor.written_kernels import launcher_on
 from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, is_dense
 from .kernel_text import Shape, Use, kernel_source
 
@@ -53,21 +52,11 @@ class Launcher:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.options = CompileOptions.from_environment()
         self.begin = begin_on(device)
         self.is_interpreted = device.type != "cuda"
 
     def bind(self, name: str, use: Use, shape: Shape, grid: int, integers: tuple[int, ...] = ()) -> Launch:
-        source = kernel_source(name, use, shape, grid, integers)
-        kernel = Kernel(source, self.options.cache_directory, interpret=self.is_interpreted)
-        kernel.compile(self.device)
-        launch = kernel.launcher()
-        return lambda *arguments: launch(self.begin(), *cast("tuple[Argument, ...]", arguments))
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Do kernels run there?  On a CPU under Triton's interpreter alone; torch's own ops do the work elsewhere."""
-    return CompileOptions.from_environment().backend_for(device) == "triton" and device.type in ("cpu", "cuda")
+        return launcher_on(self.device, kernel_source(name, use, shape, grid, integers))
 
 
 class Table:

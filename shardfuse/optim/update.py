@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..executor.written_kernels import has_kernels
 from ..mesh import DeviceMesh
 from . import torch_update
 from .clip import check_gradient, on
@@ -17,7 +18,7 @@ from .counted_pieces import counted, local_of, placements_of, spread_of
 from .dense import ADDRESS, ELEMENTS, LAYOUT, dense_strides, devices_of, has_strides, is_dense
 from .gradient_norm import added_up, check_finite, norm_type_of, root_of, scale_of, total_by_torch
 from .optim_errors import OptimizerTensorError
-from .tensor_lists import has_kernels, overlapping, stretches
+from .tensor_lists import overlapping, stretches
 from .update_kernels import Clipping, Listed, UpdateKernels
 
 CALL = "AdamW.step"

@@ -1,6 +1,8 @@
-"""Schedules near the one that a scheduler proposes, for the tuner to try: a change at a time, of numbers alone.
+"""The schedules of a segment that the tuner tries, the cheapest first by their cost.
 
-What no kernel can follow is refused by ``Schedule`` and ``KernelPlan``; here is what would be tried for nothing.
+They are the other forms that its scheduler has for it, and the neighbours of the schedule that it proposes: one change
+of a number at a time.  What no kernel can follow is refused by ``Schedule`` and ``KernelPlan``; here is what would be
+tried for nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from math import prod
 from ..device import Device
 from ..ir.digits import Axis
 from ..segments.segment import Segment
-from . import kernels_of, proposed
+from . import kernels_of, persistent, proposed
 from .features import Features, features_or_refusal
 from .limits import WARPS, power_of_two
 from .mix_order import analyse_mixed
+from .plan import KernelPlan
 from .resources import resident, resources_of
 from .schedule import Immediate, RowLoop, Schedule, ScheduleError
+from .schedule_cost import cost_of
 from .transpose import two_sided
 
 _STAGES = (2, 3, 4, 5)
@@ -31,18 +35,20 @@ Step = Callable[[Schedule, Device], Iterator[Callable[[], Schedule]]]
 
 
 def candidates(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> tuple[Schedule, ...]:
-    """The neighbours of ``schedule``, a change each; none that differs from another in name only."""
-    found: dict[Schedule, None] = {}
+    """The neighbours of ``schedule``, a change each, and other forms; none differs from another in name only."""
     space = _space_of(scheduler, segment, device)
     if space is None:
         return ()
     start = schedule if schedule.columns else schedule.sized(kept=min(schedule.kept, power_of_two(space.kept)))
-    for step in _STEPS[scheduler]:
-        for make in step(start, device):
-            other = _made(make)
-            if other and other != schedule and _is_full(space, other) and may_run(scheduler, segment, other, device):
-                found[other] = None
-    return tuple(found)
+    near = (_made(make) for step in _STEPS[scheduler] for make in step(start, device))
+    forms = persistent.ways(segment, device) if scheduler == "persistent" else ()
+    costs: dict[Schedule, float] = {}
+    for other in (*near, *forms):
+        if other and other != schedule and other not in costs and _is_full(space, other):
+            made = _runnable(scheduler, segment, other, space)
+            if made:
+                costs[other] = cost_of(made)
+    return tuple(sorted(costs, key=costs.__getitem__))
 
 
 def _made(make: Callable[[], Schedule]) -> Schedule | None:
@@ -55,16 +61,20 @@ def _made(make: Callable[[], Schedule]) -> Schedule | None:
 def may_run(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> bool:
     """Can a kernel of ``segment`` follow ``schedule``, and does it seem to spill no more than what is proposed?"""
     space = _space_of(scheduler, segment, device)
-    if space is None or not _is_in_chunks(space, schedule):
-        return False
-    if space.is_invariant and _order_of(schedule) != _order_of(proposed(scheduler, segment, device)):
-        return False
+    return space is not None and bool(_runnable(scheduler, segment, schedule, space))
+
+
+def _runnable(scheduler: str, segment: Segment, schedule: Schedule, space: Features) -> tuple[KernelPlan, ...]:
+    """The kernels of ``schedule``; none where it may not run."""
+    first = proposed(scheduler, segment, space.device)
+    if not _is_in_chunks(space, schedule) or (space.is_invariant and _order_of(schedule) != _order_of(first)):
+        return ()
     try:
-        made = kernels_of(scheduler, segment, device, schedule)
+        made = kernels_of(scheduler, segment, space.device, schedule)
     except ScheduleError:
-        return False
-    spills = any(resources_of(kernel).spills for kernel in made)
-    return bool(made) and not (spills and schedule != proposed(scheduler, segment, device))
+        return ()
+    spills = schedule != first and any(resources_of(kernel).spills for kernel in made)
+    return () if spills else made
 
 
 def _order_of(schedule: Schedule) -> tuple[object, ...]:

@@ -182,6 +182,8 @@ class Features(Space):
         Short is less than a line; more where no program would hold a row of an under-occupied grid, as its runs would
         be found twice.
         """
+        if self.grouped:
+            return self
         is_read_twice = (
             self.kept <= self.device.multiprocessors
             and self.row_bytes > self.device.row_bytes

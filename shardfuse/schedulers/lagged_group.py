@@ -91,7 +91,7 @@ class _LaggedForm:
 def _lagged_form(space: Features, vectors: Sequence[BoundTensor]) -> _LaggedForm | None:
     """``None`` where no team holds a row.  ``vectors``: beside rows, along all of them."""
     device, tuned, walked = space.device, space.tuned.lagged, space.streamed
-    kinds = {e.op.kind for e in space.segment.exprs if isinstance(e.op, Statistic)}
+    kinds: set[StatisticKind] = {e.op.kind for e in space.segment.exprs if isinstance(e.op, Statistic)}
     dtype, n = walked[0].dtype, space.reduced
     loaded, is_variance, is_softmax = vector(dtype, n, device), "welford" in kinds, "online_softmax" in kinds
     is_narrow, row = dtype.itemsize == 2, n * len(walked) * max(dtype.itemsize, 2)

@@ -304,7 +304,7 @@ class _Tile:
 
     def registers(self, device: Device) -> int:
         """What a thread may have."""
-        return min(device.registers // (self.programs * self.warps * WARP), MAX_REGISTERS)
+        return device.bound(self.programs * self.warps)
 
 
 def _tile(mixed: Mixed) -> _Tile | None:

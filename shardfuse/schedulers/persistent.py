@@ -6,6 +6,8 @@ columns, as tiles ``[r, x]``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..device import MAX_THREADS, Device
 from ..ir.dtype import DataType
 from ..segments.segment import Segment
@@ -51,15 +53,28 @@ def too_long(space: Features) -> str | None:
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """Registers decide: how many warps share a row, or how many rows share a program."""
-    space = features(segment, device).in_columns
+    return next(ways(segment, device))
+
+
+def ways(segment: Segment, device: Device) -> Iterator[Schedule]:
+    """Of each form that holds the segment the schedule that is best, in the order of preference."""
+    return filter(None, _forms(features(segment, device).in_columns))
+
+
+def _forms(space: Features) -> Iterator[Schedule | None]:
     if space.grouped:
-        return columns_held_by_team(space)
-    held = packed_row(space) or paired_team(space.joined)
-    if held is not None:
-        return held
+        yield columns_held_by_team(space)
+        return
+    yield packed_row(space)
+    yield paired_team(space.joined)
     if too_long(space) is not None:
-        return lagged_group(space.joined, are_few_held=space.are_few_held) or held_by_team(space)
-    return _invariant_row(space) or _all_at_once(space) or _pair(space) or in_registers(space)
+        yield lagged_group(space.joined, are_few_held=space.are_few_held)
+        yield held_by_team(space)
+        return
+    yield _invariant_row(space)
+    yield _all_at_once(space)
+    yield _pair(space)
+    yield in_registers(space)
 
 
 def by_one_program(space: Features) -> Schedule:
