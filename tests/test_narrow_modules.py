@@ -17,7 +17,7 @@ from shardfuse.nn import (
     DropoutAddNorm,
     RMSNorm,
     SwiGLU,
-    activation,
+    gated,
 )
 
 
@@ -63,13 +63,13 @@ def test_swiglu(dtype: torch.dtype, bias: bool) -> None:
 @pytest.mark.parametrize("dtype", NARROW)
 def test_a_swiglu_in_16_bits_is_seen(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that nothing caught: every op of the fusion rounds to the type of gate and up."""
-    monkeypatch.setattr(activation._Spec, "compute", property(lambda spec: spec.dtype))
-    activation._op.cache_clear()
+    monkeypatch.setattr(gated.GatedSpec, "compute", property(lambda spec: spec.dtype))
+    gated.gated_op.cache_clear()
     try:
         with pytest.raises(AssertionError, match="float64 has"):
             check_swiglu(dtype, bias=False)
     finally:
-        activation._op.cache_clear()
+        gated.gated_op.cache_clear()
 
 
 def test_where_a_swiglu_would_overflow_half() -> None:

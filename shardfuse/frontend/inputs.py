@@ -17,7 +17,7 @@ from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh
 from ..passes.recorded_domains import bound_domain
 from .given import Given
-from .pieces import record
+from .pieces import place
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -55,14 +55,14 @@ def take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[in
             f"a tensor of {tv.ndim} dims",
             "pass one of the declared rank",
         )
-    _place(tv, given, mesh)
+    place(tv, mesh, given.partial, given.cuts)
 
 
 def _check(k: int, tv: TensorView, given: Given, mesh: DeviceMesh, whole: Sequence[int]) -> None:
     """Is the DTensor sharded as the definition says that ``tv`` is?"""
     assert tv.domain.mesh is not None, "only what was said is checked"
     expected = TensorView(tv.name, tv.shape, tv.dtype)
-    _place(expected, given, tv.domain.mesh)
+    place(expected, tv.domain.mesh, given.partial, given.cuts)
     singles = map(max, *(t.domain.shared_singles(whole) for t in (tv, expected)))
     axes = tuple(axis_of(Root(f"i{d}", n), k) for (d, n), k in zip(enumerate(whole), singles, strict=True))
     said, comes = (bound_domain(t, BoundTensor(tv.name, tv.dtype, BoundDomain(axes))) for t in (tv, expected))
@@ -113,15 +113,3 @@ def _with_partial_values(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh)
 
 def _reduce_op(placement: Placement) -> str:
     return cast(str, placement.reduce_op)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-
-
-def _place(tv: TensorView, given: Given, mesh: DeviceMesh) -> None:
-    """Record the placements as splits of ``tv``: each mesh dimension cuts what those before it have left."""
-    tv.set_device_mesh(mesh)
-    leading = len(given.partial)
-    axes = tv.domain.loop
-    for at, mesh_dim in enumerate(given.partial):
-        tv.axis(at).parallelize(mesh.parallel_types[mesh_dim])
-    for dim, cuts in given.cuts:
-        is_recorded = record(tv, tv.domain.loop.index(axes[leading + dim]), cuts)
-        assert is_recorded, f"{cuts} are of digits"

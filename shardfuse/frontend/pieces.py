@@ -87,13 +87,28 @@ def is_same(a: Pieces, b: Pieces) -> bool:
     return all(torch.equal(index, b[rank]) for rank, index in a.items())
 
 
+def place(tv: TensorView, mesh: DeviceMesh, partial: Sequence[int], cuts: Sequence[tuple[int, Sequence[Cut]]]) -> None:
+    """Record where ``tv`` lives: each mesh dimension cuts what those before it have left of a dim.
+
+    ``partial``: the mesh dimensions of partial values, of which the first axes of ``tv`` are; ``cuts``: of the dims
+    behind those.
+    """
+    tv.set_device_mesh(mesh)
+    axes = tv.domain.loop
+    for axis, mesh_dim in enumerate(partial):
+        tv.axis(axis).parallelize(mesh.parallel_types[mesh_dim])
+    for dim, found in cuts:
+        is_recorded = record(tv, tv.domain.loop.index(axes[len(partial) + dim]), found)
+        assert is_recorded, f"{found} are of digits"
+
+
 def record(tv: TensorView, at: int, cuts: Sequence[Cut]) -> bool:
     """Record ``cuts`` of loop axis ``at`` as splits, each of what those before it have left; ``False`` if it cannot."""
     assert tv.domain.mesh is not None, "a mesh dimension is of a mesh"
     parallel_types = tv.domain.mesh.parallel_types
     left = [_Part(tv.domain.loop[at], None)]
     for cut in cuts:
-        above = _cut_front(tv, left, cut.factor, uneven=cut.uneven)
+        above = [] if cut.factor == 1 else _cut_front(tv, left, cut.factor, uneven=cut.uneven)
         mine = None if above is None else _cut_front(tv, left, cut.ranks, uneven=cut.uneven)
         if above is None or mine is None:
             return False
@@ -118,7 +133,7 @@ class _Part:
 def _cut_front(tv: TensorView, parts: list[_Part], factor: int, *, uneven: bool) -> list[_Part] | None:
     """Take the outermost ``factor`` values off ``parts``; ``None`` where they share no cut."""
     front: list[_Part] = []
-    while factor > 1:
+    while not front or factor > 1:  # a factor of 1 is an axis too: that of a mesh dimension of one rank
         first = parts.pop(0)
         if first.extent is not None and factor % first.extent == 0:
             front.append(first)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..analysis.sharding import is_even
-from ..ir.digits import Axis, cut_out, extent, root_of
+from ..ir.digits import cut_out, extent, root_of
 from ..ir.domain import BoundDomain
+from ..ops.evaluate import place_in
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -31,7 +32,7 @@ def placements_of(domain: BoundDomain) -> tuple[list[Placement], bool]:
             placements.append(Replicate())
             continue
         is_exact = is_exact and is_even(digits, domain.mesh.extent(parallel_type))
-        place = next(((d, found) for d, axis in enumerate(left) if (found := _cut(axis, digits)) is not None), None)
+        place = next(((d, found) for d, axis in enumerate(left) if (found := place_in(axis, digits)) is not None), None)
         if place is None:
             is_exact = False
             placements.append(Shard(next(d for d, axis in enumerate(domain.logical) if cut_out(axis, digits[0]))))
@@ -41,20 +42,6 @@ def placements_of(domain: BoundDomain) -> tuple[list[Placement], bool]:
         placements.append(Shard(dim) if factor <= 1 else _StridedShard(dim, split_factor=factor))
         left[dim] = (*above, *below)
     return placements, not is_exact
-
-
-def _cut(axis: Axis, digits: Axis) -> tuple[Axis, Axis] | None:
-    """What stands above and below ``digits``, neighbours, in ``axis``."""
-    found = cut_out(axis, digits[0])
-    if found is None:
-        return None
-    above, below = found
-    for digit in digits[1:]:
-        following = cut_out(below, digit)
-        if following is None or following[0]:
-            return None
-        below = following[1]
-    return above, below
 
 
 def unsharded_strides(domain: BoundDomain) -> tuple[int, ...]:

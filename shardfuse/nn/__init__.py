@@ -16,7 +16,6 @@ from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
 from .loss import CrossEntropyLoss
 from .norm import AddRMSNorm, RMSNorm
-from .norm_of_function import DroppingNormOfFunction, RowNormOfFunction
 from .promising import promise
 from .redistribution import Redistribution, redistribute
 from .rotary import RotaryEmbedding
@@ -58,7 +57,7 @@ __all__ = [
 
 for module in (
     RMSNorm, AddRMSNorm, SwiGLU, CrossEntropyLoss, Redistribution, LayerNorm, AddLayerNorm, DropoutAddNorm, GroupNorm,
-    BatchNorm, Softmax, LogSoftmax, GELU, GeGLU, RotaryEmbedding, LogProb, RowNormOfFunction, DroppingNormOfFunction,
+    BatchNorm, Softmax, LogSoftmax, GELU, GeGLU, RotaryEmbedding, LogProb,
 ):  # fmt: skip
     define(module)
 del module

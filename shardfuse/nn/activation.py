@@ -9,10 +9,10 @@ import torch
 from ..arguments import checked
 from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh
+from .activation_functions import Activation
 from .gated import GatedUnit
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
-from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -31,8 +31,6 @@ class SwiGLU(GatedUnit, ParameterModule):
     """
 
     family = "swiglu"
-    features: Setting[int | None] = Setting()
-    _activation = "silu"
 
     def __init__(
         self,
@@ -57,6 +55,10 @@ class SwiGLU(GatedUnit, ParameterModule):
             self.gate_bias = self.make_parameter("gate_bias", features, 0.0, device, dtype)
             self.up_bias = self.make_parameter("up_bias", features, 0.0, device, dtype)
         self.describe()
+
+    @property
+    def _activation(self) -> Activation:
+        return "silu"
 
     def settings(self) -> dict[str, object]:
         has_bias = self.gate_bias is not None

@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
-from .fused import PLAIN
 from .refused_calls import refusing
 from .second_derivatives import Once, apply_of_c
-from .tensor_kinds import in_functorch, is_wrapped, modes
+from .tensor_kinds import are_plain, forward_ad
 
-_forward_ad: Any = torch.autograd.forward_ad
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -49,15 +47,10 @@ def embedding(
 @uncompiled
 def _looked_up(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     is_known = weight.is_cuda and weight.dtype is torch.float32 and dtype in _HALVES and input.numel() > 0
-    if is_known and weight.requires_grad and torch.is_grad_enabled() and _are_plain(input, weight):
+    is_recorded = weight.requires_grad and torch.is_grad_enabled() and forward_ad._current_level < 0
+    if is_known and is_recorded and are_plain((input, weight)):
         return _apply(input, weight, dtype)
     return functional.embedding(input, weight).to(dtype)
-
-
-def _are_plain(*tensors: Tensor) -> bool:
-    """Are they tensors that an autograd function knows, outside of modes and transforms?"""
-    is_outside = not modes() and not in_functorch() and _forward_ad._current_level < 0
-    return is_outside and all(type(t) in PLAIN and not is_wrapped(t) for t in tensors)
 
 
 class _Embedding(torch.autograd.Function):

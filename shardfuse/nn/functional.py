@@ -71,8 +71,9 @@ def layer_norm(
 ) -> torch.Tensor:
     """torch.nn.functional.layer_norm."""
     promises = said("layer_norm", invariant, accumulate)
-    vectors = {"weight": weight, "bias": bias}
-    return norm_of_rows("layer_norm", input, normalized_shape, eps, centered=True, **vectors, promises=promises)[0]
+    return norm_of_rows(
+        "layer_norm", input, normalized_shape, eps, centered=True, weight=weight, bias=bias, promises=promises
+    )[0]
 
 
 @refusing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -16,10 +16,11 @@ from .default_eps import rms_norm_eps
 from .functional_promises import kept_module
 from .fused import SUPPORTED
 from .group_norm import GroupNorm
-from .norm_of_function import DroppingNormOfFunction, RowNormOfFunction
+from .layer_norm import AddLayerNorm, DropoutAddNorm, LayerNorm
+from .norm import AddRMSNorm, RMSNorm
+from .row_norm import RowNorm
 
 Parameters = dict[str, torch.Tensor | None]
-_row_norm, _dropping_norm = kept_module(RowNormOfFunction), kept_module(DroppingNormOfFunction)
 _group_norm, _batch_norm = kept_module(GroupNorm), kept_module(BatchNorm)
 
 
@@ -108,17 +109,32 @@ def norm_of_rows(
     function.shaped({"residual": residual}, x.shape)
     function.check_plain(input=x, residual=residual, **parameters)
     given = {**parameters, "residual": residual}
-    if is_decomposed(x, promises):
-        flat = {name: None if t is None else t.flatten(-dims) for name, t in given.items()}
+    if is_decomposed(x, promises) or 0 in shape:
+        flat: dict[str, Any] = {name: None if t is None else t.flatten(-dims) for name, t in given.items()}
         made = traced.norm(x.flatten(-dims), eps, **flat, centered=centered, dropout=dropout)
         return tuple(t.view(x.shape) for t in made)
     rows = x.reshape(1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
     there = {name: t for name, t in given.items() if t is not None}
     tensors = [t.reshape(rows.shape) if name == "residual" else t.flatten() for name, t in there.items()]
-    make = _row_norm if dropout is None else _dropping_norm
-    module = make(promises, math.prod(shape), eps, centered, dropout, " ".join(there))
+    module = _row_norm(promises, math.prod(shape), eps, centered, dropout, " ".join(there))
     results = module.run((rows, *tensors), None)[: 1 if residual is None else 2]
     return tuple(t.view(x.shape) for t in results)
+
+
+def _norm_given(hidden_size: int, eps: float, centered: bool, dropout: float | None, given: str) -> RowNorm:
+    """A norm that is given its parameters with each call.  given: names of those and "residual", joined by spaces."""
+    names = given.split()
+    has_residual = "residual" in names
+    settings = {"eps": eps, "given": " ".join(name for name in names if name != "residual")}
+    if dropout is not None:
+        options = {"p": dropout, "norm": "layer" if centered else "rms", "training": True}
+        return DropoutAddNorm.made_again({**settings, **options, "normalized_shape": hidden_size})
+    if centered:
+        return (AddLayerNorm if has_residual else LayerNorm).made_again({**settings, "normalized_shape": hidden_size})
+    return (AddRMSNorm if has_residual else RMSNorm).made_again({**settings, "hidden_size": hidden_size})
+
+
+_row_norm = kept_module(_norm_given)
 
 
 def group_normed(

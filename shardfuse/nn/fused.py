@@ -28,6 +28,7 @@ from .saved_versions import Watched, check_behind, check_unchanged, watch
 from .second_derivatives import Once, apply_of_c
 from .settings import Setting, printed
 from .shaping import Shaping
+from .tensor_kinds import PLAIN as PLAIN
 from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
 from .transforms import check_no_tangent, check_no_transform, check_not_traced, check_one_gradient
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
 Take = Callable[[torch.Tensor], torch.Tensor]
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Types of tensors that are handed to a fusion as they are."""
-
 SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """What modules compute with."""
 

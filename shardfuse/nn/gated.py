@@ -20,17 +20,21 @@ from .fused import PLAIN, FusedModule, FusedOp
 from .gelu import OfGelu
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
+from .settings import Setting
 from .shaping import Reshaped, Shaping, contiguous_view, laid_out
 
 
 class GatedUnit(FusedModule):
     """activation(gate [+ gate_bias]) * (up [+ up_bias]), element by element.  ``features``: of these, where known."""
 
-    features: int | None = None
+    features: Setting[int | None] = Setting()
     gate_bias: torch.nn.Parameter | None
     up_bias: torch.nn.Parameter | None
-    _activation: Activation
     _input: TensorPlacement
+
+    @property
+    def _activation(self) -> Activation:
+        raise NotImplementedError
 
     def forward(
         self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
@@ -61,11 +65,7 @@ class GatedUnit(FusedModule):
         if gate.ndim == 1 and up.ndim == 1 and self.features is not None:  # a row, as a placement of rows has it
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
         if not (gate.is_contiguous() or biases) and self.mesh is None:
-
-            def run(*both: torch.Tensor) -> torch.Tensor:
-                return self.run(both, None)[0]
-
-            return laid_out(run, gate, up)
+            return laid_out(lambda given: self.run(given, None), gate, up)
         return self.run((gate, up, *biases), unsharded)[0]
 
     def _on_dtensors(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:

@@ -89,11 +89,7 @@ class GELU(OfGelu):
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         if x.is_contiguous() or self.mesh is not None:
             return self.run((x,), unsharded)[0]
-
-        def run(t: torch.Tensor) -> torch.Tensor:
-            return self.run((t,), None)[0]
-
-        return laid_out(run, x)
+        return laid_out(lambda given: self.run(given, None), x)
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         (x,) = tensors

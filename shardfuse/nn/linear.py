@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
-from .fused import PLAIN
 from .refused_calls import refusing
 from .second_derivatives import Once, apply_of_c
+from .tensor_kinds import are_plain, forward_ad
 
-_core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-_forward_ad: Any = torch.autograd.forward_ad
 _HALVES = (torch.bfloat16, torch.float16)
 _CAST = (torch.float64, torch.float32, *_HALVES)
 
@@ -55,7 +53,7 @@ def _called(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(input, weight, bias)
     if _is_for_torch(input, weight, bias):
         return _composed(input, weight, bias)
-    return _record(input, weight, bias)
+    return _apply(input, weight, bias)
 
 
 def _composed(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -69,15 +67,14 @@ def _is_for_torch(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         not torch.is_grad_enabled()
         or not any(t.requires_grad for t in tensors)
-        or any(type(t) not in PLAIN or t.is_nested for t in tensors)
+        or not are_plain(tensors)
+        or any(t.is_nested for t in tensors)
         or input.device.type not in ("cpu", "cuda")
         or input.ndim < 2
         or weight.ndim != 2
         or (bias is not None and bias.ndim != 1)
         or 0 in (input.numel(), weight.numel())
-        or _core._len_torch_dispatch_stack() > 0
-        or _core._are_functorch_transforms_active()
-        or _forward_ad._current_level >= 0
+        or forward_ad._current_level >= 0
         or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     )
 
@@ -112,11 +109,6 @@ class _Linear(torch.autograd.Function):
 
 _apply: Callable[..., Tensor] = apply_of_c(_Linear)
 """Without what torch puts before it: ``_is_for_torch`` has asked most of that."""
-
-
-def _record(*arguments: Tensor | None) -> Tensor:
-    is_wrapped = any(t is not None and _core._functorch.is_functorch_wrapped_tensor(t) for t in arguments)
-    return (cast("Any", _Linear).apply if is_wrapped else _apply)(*arguments)
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 
 from ..errors import PlacementError
-from ..frontend import FusionDefinition
+from ..frontend import FusionDefinition, pieces
+from ..frontend.pieces import Cut
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh, current_rank
 
@@ -144,6 +145,16 @@ class TensorPlacement:
                 stop = _least(start + chunk, stop)
         return start, stop
 
+    def cuts(self, mesh: DeviceMesh, dim: int, size: int) -> list[Cut]:
+        """Of ``dim`` (resolved), whose unsharded ``size`` may be unknown, -1."""
+        found: list[Cut] = []
+        for mesh_dim, shard_dim in enumerate(self.shards):
+            if shard_dim == dim:
+                ranks = mesh.shape[mesh_dim]
+                found.append(Cut(mesh_dim, ranks, 1, self.uneven or (size >= 0 and size % ranks != 0)))
+                size = -(-size // ranks) if size >= 0 else size
+        return found
+
     def parts(self, mesh: DeviceMesh | None, dim: int) -> int:
         """Into how many parts ``dim`` (resolved) is cut."""
         count = 1
@@ -199,21 +210,12 @@ def define(
 
 
 def place(tv: TensorView, mesh: DeviceMesh | None, placement: TensorPlacement) -> None:
-    """State where ``tv`` lives.  Dims are cut from the last to the first: a cut moves none that is still to be cut."""
-    if mesh is None:
-        return
-    tv.set_device_mesh(mesh)
-    for dim in reversed(range(tv.ndim - placement.leading)):
-        at = dim + placement.leading
-        for mesh_dim, shard_dim in enumerate(placement.shards):
-            if shard_dim == dim:
-                parts, extent = mesh.shape[mesh_dim], tv.axis(at).extent
-                tv.outer_split(at, parts, uneven=placement.uneven or (extent >= 0 and extent % parts != 0))
-                tv.axis(at).parallelize(mesh.parallel_types[mesh_dim])
-                at += 1
-    partial_dims = [d for d, is_partial in enumerate(placement.partial) if is_partial]
-    for axis, mesh_dim in enumerate(partial_dims):
-        tv.axis(axis).parallelize(mesh.parallel_types[mesh_dim])
+    """State where ``tv`` lives."""
+    if mesh is not None:
+        partial = [d for d, is_partial in enumerate(placement.partial) if is_partial]
+        sizes = tv.shape[placement.leading :]
+        cuts = [(dim, placement.cuts(mesh, dim, size)) for dim, size in enumerate(sizes) if dim in placement.shards]
+        pieces.place(tv, mesh, partial, cuts[::-1])
 
 
 def move(

@@ -32,11 +32,10 @@ from ..errors import ModuleArgumentError
 from ..executor.uncompiled import uncompiled
 from . import quantizing_torch_ops as by_torch
 from .functional_norms import Function, rms_eps
-from .fused import PLAIN
 from .gelu import Approximation, gelu_activation
 from .quantizing_fusions import BLOCK, Quantization, Work, quantizing_fusion
+from .tensor_kinds import are_plain
 
-_core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 Scales = Literal["row", "block"] | Tensor
 __all__ = [
     "Quantized",
@@ -229,11 +228,8 @@ def _dense(t: Tensor) -> Tensor:
 @uncompiled
 def _is_plain(tensors: Sequence[Tensor | None]) -> bool:
     """Do all hold values of their own that a kernel can read?"""
-    return not (
-        any(t is not None and (type(t) not in PLAIN or t.device.type not in ("cpu", "cuda")) for t in tensors)
-        or _core._len_torch_dispatch_stack() > 0
-        or _core._are_functorch_transforms_active()
-    )
+    there = [t for t in tensors if t is not None]
+    return are_plain(there) and {t.device.type for t in there} <= {"cpu", "cuda"}
 
 
 def _check(

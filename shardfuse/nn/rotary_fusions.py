@@ -110,9 +110,9 @@ def _turn_packed_back(spec: RotarySpec) -> FusionDefinition:
     return fd
 
 
-def _angles(fd: FusionDefinition, spec: RotarySpec) -> list[TensorView]:
+def _angles(fd: FusionDefinition, spec: RotarySpec, *, strided: bool = True) -> list[TensorView]:
     """Cosines and sines, in the compute dtype."""
-    at = replace(spec.table_placement, strided=True)
+    at = replace(spec.table_placement, strided=strided)
     tables = [define(fd, spec.mesh, at, spec.table, spec.table_dtype) for _ in range(2)]
     return [fd.ops.cast(t, dtype=spec.compute) for t in tables]
 
@@ -128,10 +128,8 @@ def _turn(spec: RotarySpec, *, is_back: bool) -> FusionDefinition:
     """(tensors..., cosines, sines) -> the tensors turned by the angles; back by their negatives, for gradients."""
     with FusionDefinition() as fd:
         at = spec.placement if is_back else replace(spec.placement, strided=True)
-        table_at = spec.table_placement if is_back else replace(spec.table_placement, strided=True)
         tensors = [define(fd, spec.mesh, at, spec.shape(n), spec.dtype) for n in spec.heads]
-        cos, sin = (define(fd, spec.mesh, table_at, spec.table, spec.table_dtype) for _ in range(2))
-        cos, sin = (fd.ops.cast(t, dtype=spec.compute) for t in (cos, sin))
+        cos, sin = _angles(fd, spec, strided=not is_back)
         sin = fd.ops.neg(sin) if is_back else sin
         for x in tensors:
             give(fd, _turned(fd, spec, x, cos, sin), spec.mesh, spec.placement)

@@ -88,17 +88,19 @@ def contiguous_view(x: torch.Tensor, *shape: int) -> torch.Tensor:
     return (x if x.is_contiguous() else x.contiguous()).view(shape)
 
 
-def laid_out(run: Callable[..., torch.Tensor], first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """``run(first, *others)``, which is pointwise and contiguous, in memory as torch's pointwise ops lay it out.
+def laid_out(
+    run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], first: torch.Tensor, *others: torch.Tensor
+) -> torch.Tensor:
+    """The first result of ``run((first, *others))``, pointwise and contiguous, laid out as by torch's pointwise ops.
 
     They follow the strides of the first tensor, without its gaps: a transposed tensor or an image in channels-last is
     read as it is stored, and stays so.  ``first`` is not contiguous: that is asked before, since it is quick to ask.
     """
     if torch.compiler.is_compiling():
-        return run(first, *others)
+        return run((first, *others))[0]
     strides = torch.empty_like(first, device="meta").stride()
     order = sorted(range(first.ndim), key=lambda d: -strides[d])
     if order == list(range(first.ndim)) or any(t.ndim != first.ndim for t in others):
-        return run(first, *others)
+        return run((first, *others))[0]
     back = [order.index(d) for d in range(first.ndim)]
-    return run(*(t.permute(order) for t in (first, *others))).permute(back)
+    return run([t.permute(order) for t in (first, *others)])[0].permute(back)

@@ -3,16 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+"""Types of tensors that are handed to a fusion as they are."""
 _core: Any = torch._C
+forward_ad: Any = torch.autograd.forward_ad
 modes: Callable[[], int] = _core._len_torch_dispatch_stack
 in_functorch: Callable[[], bool] = _core._are_functorch_transforms_active
 is_wrapped: Callable[[torch.Tensor], bool] = _core._functorch.is_functorch_wrapped_tensor
 """By a transform that may have ended, whose tensor was kept."""
+
+
+def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Are they torch's own tensors, outside of modes and of torch.func: what an autograd function knows?"""
+    is_outside = not modes() and not in_functorch()
+    return is_outside and PLAIN.issuperset(map(type, tensors)) and not any(map(is_wrapped, tensors))
 
 
 def metadata_of(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch.autograd import forward_ad
 
 from ..errors import TransformError
-from .tensor_kinds import in_functorch, is_batched
+from .tensor_kinds import forward_ad, in_functorch, is_batched
 
 
 def check_no_transform() -> None:
@@ -26,7 +25,6 @@ def check_one_gradient(gradients: Sequence[object]) -> None:
 
 
 _tracing_state: Any = cast("Any", torch._C)._get_tracing_state  # pyright: ignore[reportPrivateUsage]
-_forward: Any = cast("Any", forward_ad)
 
 
 def check_not_traced() -> None:
@@ -40,6 +38,6 @@ def check_not_traced() -> None:
 
 def check_no_tangent(tensors: Sequence[torch.Tensor]) -> None:
     """Raise TransformError for a tensor with a forward derivative, which the result would not have."""
-    level: int = _forward._current_level
-    if level >= 0 and any(_forward.unpack_dual(t, level=level).tangent is not None for t in tensors):
+    level: int = forward_ad._current_level
+    if level >= 0 and any(forward_ad.unpack_dual(t, level=level).tangent is not None for t in tensors):
         raise TransformError("torch.autograd.forward_ad")

@@ -18,7 +18,24 @@ from shardfuse.ops.build import Operand, Ops
 from shardfuse.ops.table import POINTWISE
 
 _NAMES = {"mod": "fmod", "complex": "complex"}
-_REDUCTIONS = ("sum", "prod", "max", "min")
+
+
+def _reduction(op: str) -> Callable[..., Any]:
+    """The method: over ``dims``, or ``dim``."""
+
+    @translated
+    def reduced(
+        self: Operations,
+        arg: Any,
+        dims: Any = None,
+        keepdim: bool = False,
+        dtype: DataType | None = None,
+        *,
+        dim: Any = None,
+    ) -> Any:
+        return self.reduced(op, arg, dims if dim is None else dim, keepdim, dtype)
+
+    return reduced
 
 
 class Operations:
@@ -95,7 +112,7 @@ class Operations:
 
     # reductions: dim or dims, and types that may be Null
 
-    def _reduced(self, op: str, arg: object, dims: object, keepdim: bool, dtype: DataType | None) -> Any:
+    def reduced(self, op: str, arg: object, dims: object, keepdim: bool, dtype: DataType | None) -> Any:
         x = plain(arg)
         if not isinstance(x, TensorView):
             raise NvFuserError(f"ops.{op}: operand 0 is {x!r}, expected a TensorView")
@@ -119,30 +136,10 @@ class Operations:
             cast(TensorView, plain(out)).show_reduced([(d, x.shape[d]) for d in axes])
         return out
 
-    @translated
-    def sum(
-        self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None
-    ) -> Any:
-        return self._reduced("sum", arg, _one_of(dims, dim), keepdim, dtype)
-
-    @translated
-    def prod(
-        self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None
-    ) -> Any:
-        return self._reduced("prod", arg, _one_of(dims, dim), keepdim, dtype)
-
-    @translated
-    def max(
-        self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None
-    ) -> Any:
-        return self._reduced("max", arg, _one_of(dims, dim), keepdim, dtype)
-
-    @translated
-    def min(
-        self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None
-    ) -> Any:
-        return self._reduced("min", arg, _one_of(dims, dim), keepdim, dtype)
-
+    sum = _reduction("sum")
+    prod = _reduction("prod")
+    max = _reduction("max")
+    min = _reduction("min")
     amax = max
     amin = min
 
@@ -326,10 +323,6 @@ def _contracted(out: Any, first: Any) -> Any:
 def _no_quantisation(op: str, block: int) -> None:
     if block:
         raise OperandError(op, "output_block_scale_size", block, "0: results are not quantised")
-
-
-def _one_of(dims: object, dim: object) -> object:
-    return dims if dim is None else dim
 
 
 def _axes(arg: object, dims: object) -> object:
