@@ -93,7 +93,7 @@ def _unit_on(
     """A gate of these settings, of tensors that live so.  world: its fusions are bound to the process group."""
     arguments, _ = parsed(settings)
     common = {name: arguments.pop(name) for name in ("timer", "promises") if name in arguments}
-    unit = kind(**{**arguments, "mesh": DeviceMesh.from_torch(mesh), "input": placements})
+    unit = cast("Any", kind)(**{**arguments, "mesh": DeviceMesh.from_torch(mesh), "input": placements})
     unit.set_common(common)
     vars(unit)["made_at"] = ()  # errors name the line of the call alone
     return unit
