@@ -51,7 +51,8 @@ def refusing(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     # torch.compile counts how often it compiles a code object: each function has one of its own.
-    call.__code__ = call.__code__.replace(co_name=function.__name__)
+    made = cast("Any", call)
+    made.__code__ = made.__code__.replace(co_name=function.__name__)
     return call
 
 
