@@ -338,6 +338,18 @@ def test_results_lie_in_memory_as_torchs_do(name: str) -> None:
         torch.testing.assert_close(grad, expected, msg=lambda m, layout=layout: f"gradient, {layout}: {m}")
 
 
+def test_shapes_of_permuted_gates_are_those_of_the_caller() -> None:
+    gate, up = torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(0)).mT
+    wanted = functional.silu(gate) * up
+    torch.testing.assert_close(nn.SwiGLU(8)(gate, up), wanted)
+    rows = torch.stack([gate, up]).transpose(0, 1)  # the last dim is the last in memory too
+    assert nn.SwiGLU(8)(rows, rows).stride() == functional.silu(rows).stride()
+    with pytest.raises(ModuleInputError, match=r"gate has shape \(6, 8\), expected 6 along dim -1"):
+        nn.SwiGLU(6)(gate, up)
+    with pytest.raises(ModuleInputError, match=r"up has shape \(6, 7\), expected \(6, 8\)"):
+        nn.SwiGLU()(gate, up[:, :7])
+
+
 def test_torchs_options_of_an_embedding() -> None:
     table = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     indices = torch.tensor([[1, 1, 2], [0, 5, 1]])
