@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardfuse import nn
-from shardfuse.errors import ModuleInputError
+from shardfuse.errors import ModuleArgumentError, ModuleInputError
 
 Norm = Callable[..., tuple[Tensor, ...]]
 EPS = 1e-5
@@ -364,6 +364,16 @@ def test_torchs_options_of_an_embedding() -> None:
                 for t, leaf in ((found, ours), (wanted, theirs))
             ]
             assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("dtype", [0, torch.int32, torch.bool, "float32"])
+def test_rows_of_an_embedding_are_floats(dtype: Any) -> None:
+    """A number there is torch's padding_idx by position; as a device, which ``to`` takes too, it would be ignored."""
+    table, indices = torch.ones(6, 4), torch.tensor([1, 0])
+    with pytest.raises(ModuleArgumentError, match=r"embedding\(dtype=.*\): expected (None or a torch.dtype of floats|a dtype or None)"):
+        nn.functional.embedding(indices, table, dtype)
+    compiled: Any = torch.compile(nn.functional.embedding, backend="eager", fullgraph=True)
+    assert compiled(indices, table, torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_one_bias_of_two_is_refused() -> None:
