@@ -370,7 +370,9 @@ def test_torchs_options_of_an_embedding() -> None:
 def test_rows_of_an_embedding_are_floats(dtype: Any) -> None:
     """A number there is torch's padding_idx by position; as a device, which ``to`` takes too, it would be ignored."""
     table, indices = torch.ones(6, 4), torch.tensor([1, 0])
-    with pytest.raises(ModuleArgumentError, match=r"embedding\(dtype=.*\): expected (None or a torch.dtype of floats|a dtype or None)"):
+    with pytest.raises(
+        ModuleArgumentError, match=r"embedding\(dtype=.*\): expected (None or a torch.dtype of floats|a dtype or None)"
+    ):
         nn.functional.embedding(indices, table, dtype)
     compiled: Any = torch.compile(nn.functional.embedding, backend="eager", fullgraph=True)
     assert compiled(indices, table, torch.bfloat16).dtype == torch.bfloat16
