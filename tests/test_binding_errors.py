@@ -333,6 +333,18 @@ def test_the_largest_of_nothing_is_refused(op: str, dim: int | None) -> None:
     assert torch.equal(fd.execute([x])[0], getattr(torch, op)(x, dim))
 
 
+def test_more_of_an_axis_than_there_are_is_refused() -> None:
+    """Of a size, or a number of them, that is known in a call."""
+    with FusionDefinition() as fd:
+        for made in fd.ops.topk(fd.define_tensor([-1, -1]), fd.define_scalar(dtype=DataType.Int), 1):
+            fd.add_output(made)
+    x = torch.eye(4)[:, :3]
+    for k in (4, -1):
+        with pytest.raises(ShapeError, match=rf"topk: found T0 of \[4, 3\], and k={k}, expected a k of 0 to 3"):
+            fd.execute([x, k])
+    assert torch.equal(fd.execute([x, 2])[0], torch.topk(x, 2, 1).values)
+
+
 @pytest.mark.parametrize("name", ["start", "step"])
 def test_an_iota_counts_by_finite_numbers(name: str) -> None:
     """A constant is refused where it is defined, and the argument of a call where it comes."""

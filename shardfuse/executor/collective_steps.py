@@ -21,7 +21,7 @@ class CollectiveSteps(ProgramTensors):
         """A step that hands tensors over, where they may go to NCCL as they are; else a function of them."""
         step = self.collective(segment)
         if is_beside or not isinstance(step, BoundStep):
-            self.call(f"collective_{k}", segment, step, done=f"done_{k}" if is_beside else "")
+            self.call(f"collective_{k}", segment, step, done=f"done_{k}" if is_beside else "", is_sending=True)
             return
         if QUEUE_NOW not in self.steps:
             self.steps.append(QUEUE_NOW)

@@ -25,7 +25,9 @@ def host_steps(fusion: BoundFusion, device: torch.device) -> list[Step]:
         made = expr.output.name
         match expr.op:
             case RngSeed():
-                steps.append(Call((made, f"{made}_offset"), "draw_seed", SeedSource(device, _ranks(fusion)), ()))
+                steps.append(
+                    Call((made, f"{made}_offset"), "draw_seed", SeedSource(device, _ranks(fusion)), sends=True)
+                )
             case RngOffset():
                 steps.append(Rename(made, f"{expr.inputs[0].name}_offset"))
             case Pointwise() | Cast():

@@ -184,7 +184,7 @@ def _refuse_unknown(argument: str, placement: Placement) -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if type(placement) is Partial:
-        if placement.reduce_op != "sum":
+        if cast("Any", placement).reduce_op != "sum":
             advice = "pass Partial(), and an average's parts divided by the number of ranks"
             raise PlacementError(argument, (placement,), "a sum, the only operation over partial tensors", advice)
     elif type(placement) not in (Shard, Replicate):
