@@ -35,7 +35,10 @@ Where a torch call cannot be computed on shards of an axis (a scan along it, a s
 ## Numbers
 
 Python's and NumPy's scalars are operands, in the type that the op computes in: a float beyond it is infinite, a
-negative number wraps in an unsigned type, any other integer that the type does not hold is an `OperandError`.
+negative number wraps in an unsigned type, any other integer that the type does not hold is an `OperandError`. A
+constant is refused when the op is recorded; a scalar input, a size, and what is computed from them, in the call,
+before anything is written. (Under `torch.compile` such integers wrap, as they do in eager torch; so do the numbers
+that `iota` counts to.)
 
 ## Indices
 

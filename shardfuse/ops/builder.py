@@ -34,25 +34,27 @@ class Builder:
     def __init__(self, fusion: Fusion) -> None:
         self._fusion = fusion
 
-    def _pointwise(self, name: str, operands: Sequence[Operand]) -> TensorView | Scalar:
-        op = POINTWISE[name]
+    def _pointwise(
+        self, name: str, operands: Sequence[Operand], called: str | None = None, places: Sequence[str] = ()
+    ) -> TensorView | Scalar:
+        """``called``, ``places``: the op of the caller's line, and its operands' names there; left out, ``name`` and
+        their numbers."""
+        op, said = POINTWISE[name], called or name
         if len(operands) != op.arity:
-            raise OperandError(name, "the argument list", operands, f"{op.arity} operands")
-        values = [self._operand(name, k, v) for k, v in enumerate(operands)]
+            raise OperandError(said, "the argument list", operands, f"{op.arity} operands")
+        named = places or range(len(operands))
+        values = [self._operand(said, k, v) for k, v in zip(named, operands, strict=True)]
         if all(isinstance(v, Scalar) for v in values):
             return self._host(name, cast(list[Scalar], values))
         compute, dtype = types(op, values)
+        common = "the common type of the operands"
         if name in INTEGERS_ONLY and not compute.is_integral:
-            raise OperandError(
-                name, "the common type of the operands", compute.name, "integers or Bool: cast them first"
-            )
-        self._check_integers(name, values, compute, is_where=op.rule is Rule.WHERE)
+            raise OperandError(said, common, compute.name, "integers or Bool: cast them first")
+        self._check_integers(said, list(zip(named, values, strict=True))[op.rule is Rule.WHERE :], compute)
         if op.rule is Rule.COMPLEX and any(v.dtype.is_complex for v in values):
-            raise OperandError(name, "the common type of the operands", "complex", "real parts and imaginary parts")
+            raise OperandError(said, common, "complex", "real parts and imaginary parts")
         if (compute.is_complex or compute.is_integral) and not computes(name, compute):
-            raise OperandError(
-                name, "the common type of the operands", compute.name, "one that this op has in torch: cast them first"
-            )
+            raise OperandError(said, common, compute.name, "one that this op has in torch: cast them first")
         tensors = [v for v in values if isinstance(v, TensorView)]
         out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
         self._fusion.record(Pointwise(name), values, out)
@@ -100,11 +102,11 @@ class Builder:
         return value
 
     def _check_integers(
-        self, op: str, values: Sequence[TensorView | Scalar], compute: DataType, *, is_where: bool
+        self, op: str, values: Sequence[tuple[int | str, TensorView | Scalar]], compute: DataType
     ) -> None:
-        """Constants now, other scalars in every call.  ``is_where``: the first is a condition."""
-        for k, v in enumerate(values):
-            if not isinstance(v, Scalar) or (is_where and k == 0):
+        """Constants now, other scalars in every call."""
+        for k, v in values:
+            if not isinstance(v, Scalar):
                 continue
             if not is_held(v, compute):
                 wanted = f"a number that {compute.name}, in which the operands are computed, holds"
