@@ -25,24 +25,24 @@ def test_every_op_is_told_of_by_its_own_name() -> None:
         }
         names = [name for name in dir(fd.ops) if not name.startswith("_")]
         assert set(names) > {name for name in vars(Ops) if not name.startswith("_")}
-        refused: dict[str, str] = {}
+        refused: list[tuple[str, str]] = []
         for name, count in itertools.product((*names, *ALIASES), range(1, 4)):
             for given in itertools.product(ARGUMENTS, repeat=count):
                 arguments = [inputs.get(v, v) if isinstance(v, str) else v for v in given]
                 try:
                     getattr(fd.ops, name)(*arguments)
                 except ShardfuseError as error:
-                    refused[name] = str(error)
-                    assert re.match(rf"ops\.{name}\b", str(error)), (name, given)
-                except TypeError as error:  # too few arguments, or too many: Python's own
-                    assert "argument" in str(error), (name, given)
-    assert len(refused) > 100, "nearly every op refuses some of these"
+                    refused.append((name, str(error)))
+                except TypeError:  # too few arguments, or too many: Python's own
+                    continue
+    assert len({name for name, _ in refused}) > 100, "nearly every op refuses some of these"
+    assert [told for told in refused if re.match(rf"ops\.{told[0]}\b", told[1]) is None] == []
 
 
 def test_clip_is_clamp() -> None:
     with FusionDefinition() as fd:
-        x = fd.define_tensor([3])
+        x, small = fd.define_tensor([3]), fd.define_tensor([3], dtype=DataType.Int8)
         fd.add_output(fd.ops.clip(x, 0.0, max=1.0))
         with pytest.raises(ShardfuseError, match=r"^ops\.clip: max is 300, expected"):
-            fd.ops.clip(fd.define_tensor([3], dtype=DataType.Int8), None, 300)
-    assert fd.execute([torch.tensor([-1.0, 0.5, 2.0])])[0].tolist() == [0.0, 0.5, 1.0]
+            fd.ops.clip(small, None, 300)
+    assert fd.execute([torch.tensor([-1.0, 0.5, 2.0]), torch.zeros(3, dtype=torch.int8)])[0].tolist() == [0.0, 0.5, 1.0]

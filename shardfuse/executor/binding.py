@@ -66,6 +66,17 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
     return Bound(tensors, shapes, home or elsewhere or torch.device("cpu"))
 
 
+def check_kinds(fusion: Fusion, arguments: Sequence[object]) -> None:
+    """Tensors for tensors and numbers for scalars, one each.  Raises ``InputError``, ``InputCountError``."""
+    if len(arguments) != len(fusion.inputs):
+        raise InputCountError(len(arguments), len(fusion.inputs))
+    for k, (declared, argument) in enumerate(zip(fusion.inputs, arguments, strict=True)):
+        if isinstance(declared.val, Scalar):
+            _checked_scalar(k, declared.val, argument)
+        elif not isinstance(argument, torch.Tensor):
+            raise InputError(k, declared.val.name, *_no_tensor(argument))
+
+
 def _no_tensor(argument: object) -> tuple[str, str, str]:
     """What was found in place of a tensor, what was expected, and what to do."""
     kind = type(argument)

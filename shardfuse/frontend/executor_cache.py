@@ -233,7 +233,7 @@ class FusionExecutorCache:
     def last_trace(self) -> str:
         """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""
         if self.last_plan is None:
-            raise NoPlanError
+            raise NoPlanError("last_trace", "")
         stages = list(self.last_plan.trace)
         if self.last_program is not None:
             stages += [("kernel", source) for source in self.last_program.kernels]
