@@ -389,6 +389,9 @@ def test_what_only_the_whole_optimiser_has() -> None:
     p = Parameter(torch.ones(3))
     with pytest.raises(OptimizerArgumentError, match="max_norm"):
         optim.AdamW([p], error_if_nonfinite=True)
+    for key, flag in (("master_weights", 1), ("error_if_nonfinite", "yes")):
+        with pytest.raises(OptimizerArgumentError, match=f"{key} .* True or False"):
+            optim.AdamW([p], max_norm=1.0, **{key: flag})  # pyright: ignore[reportArgumentType]
     for key, value in (("max_norm", 1.0), ("master_weights", True), ("decoupled_weight_decay", False)):
         with pytest.raises(OptimizerArgumentError, match=key):
             optim.AdamW([{"params": [p], key: value}])
