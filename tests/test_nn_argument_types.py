@@ -28,7 +28,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "SwiGLU: up has type int": lambda: nn.SwiGLU()(X, 3),
     "RotaryEmbedding: ": lambda: nn.RotaryEmbedding(8)(None),
     "CrossEntropyLoss: target has type NoneType": lambda: nn.CrossEntropyLoss()(X, None),
-    "CrossEntropyLoss: target has type int": lambda: functional.cross_entropy(X, 1),
+    "cross_entropy: target has type int": lambda: functional.cross_entropy(X, 1),
     "rms_norm: input has type NoneType": lambda: functional.rms_norm(None, (6,)),
     "rms_norm: weight has type numpy.ndarray": lambda: functional.rms_norm(X, (6,), ARRAY[0]),
     "layer_norm: input has type str": lambda: functional.layer_norm("x", (6,)),
@@ -42,7 +42,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "swiglu: gate has type NoneType": lambda: quantized.swiglu(None),
     "geglu: up has type int": lambda: quantized.geglu(X, 2),
     "quantize: input has type NoneType": lambda: quantized.quantize(None),
-    "GELU: x has type NoneType, expected a torch.Tensor": lambda: functional.gelu(None),
+    "gelu: input has type NoneType, expected a torch.Tensor": lambda: functional.gelu(None),
 }
 
 
@@ -97,6 +97,28 @@ def test_under_torch_compile() -> None:
     with pytest.raises(Exception, match=r"x has type NoneType, expected a torch\.Tensor") as refused:
         torch.compile(nn.RMSNorm(6), backend="eager")(None)
     assert isinstance(refused.value, ShardfuseError) or "ModuleInputError" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: functional.gelu(None),
+        lambda: functional.softmax(X, "rows"),
+        lambda: functional.rms_norm(X, (5,)),
+        lambda: functional.cross_entropy(X, 1),
+        lambda: functional.swiglu(X, up=3),
+        lambda: functional.batch_norm(X, None, None),
+    ],
+    ids=["gelu", "softmax", "rms_norm", "cross_entropy", "swiglu", "batch_norm"],
+)
+def test_functions_under_torch_compile(call: Callable[[], object]) -> None:
+    """A compiled call of a function ends by the error of one that is not compiled."""
+    torch._dynamo.reset()
+    with pytest.raises(ShardfuseError) as wanted:
+        call()
+    with pytest.raises(type(wanted.value)) as refused:
+        torch.compile(call, backend="eager")()
+    assert str(refused.value) == str(wanted.value)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*:DeprecationWarning")

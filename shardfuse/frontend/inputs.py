@@ -35,6 +35,7 @@ def take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[in
     tv, partial = declared.val, given.partial
     if not isinstance(tv, TensorView):
         raise InputError(k, tv.name, "a DTensor", f"a {tv.dtype.name} scalar", "pass a Python number")
+    _check_summands(k, given)
     whole = (*(mesh.shape[d] for d in partial), *shape)
     if tv.domain.mesh is not None and tv.ndim == len(whole):
         _check(k, tv, given, mesh, whole)
@@ -56,6 +57,15 @@ def take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[in
             "pass one of the declared rank",
         )
     place(tv, mesh, given.partial, given.cuts)
+
+
+def _check_summands(k: int, given: Given) -> None:
+    """Raise PlacementError for what torch does more to than reduce, as to a vocabulary-parallel embedding's result."""
+    from torch.distributed.tensor import Partial
+
+    if any(type(given.placements[d]) is not Partial for d in given.partial):
+        advice = "redistribute it to Replicate(), or to a Shard, first, since torch masks or changes it as it does so"
+        raise PlacementError(f"input {k}", given.placements, "a fusion", advice)
 
 
 def _check(k: int, tv: TensorView, given: Given, mesh: DeviceMesh, whole: Sequence[int]) -> None:

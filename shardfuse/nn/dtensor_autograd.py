@@ -15,7 +15,7 @@ from ..frontend.detection import has_dtensor
 from ..frontend.moves import Move, move_in
 from ..frontend.shard_order import dtensor_of, left_to_right, shard_order_of
 from ..mesh import DeviceMesh, current_rank
-from .placement import TensorPlacement
+from .placement import TensorPlacement, is_taken
 from .saved_versions import taken_of, watch_results
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, place
         return tensor
     wanted = placements_of(placement, tensor.ndim)
     if tuple(tensor.placements) != wanted:
-        against, advice = f"{wanted}, which the module was made for", "redistribute it, or make the module so"
-        raise PlacementError(name, tensor.placements, against, advice)
+        raise _elsewhere(name, tensor.placements, wanted)
     if placement.cuts_unevenly(mesh, tensor.shape) and len(set(placement.cut_dims)) < len(placement.cut_dims):
         advice = "pad it, or call the module outside of torch.compile"
         raise PlacementError(name, tensor.placements, "torch.compile, where two cuts of a dim are uneven", advice)
@@ -175,10 +174,18 @@ def _checked(
     wanted = placements_of(placement, ndim)
     has = left_to_right(name, found.mesh, tuple(found.placements), found.shape, found.shard_order)
     if has != wanted:
-        against, advice = f"{wanted}, which the module was made for", "redistribute it, or make the module so"
-        raise PlacementError(name, has, against, advice)
+        raise _elsewhere(name, has, wanted)
     move = move_in(found.mesh, wanted, found.shape, found.device)
     return placements_of(placement.gradient(), ndim), move
+
+
+def _elsewhere(name: str, has: Sequence[Placement], wanted: Sequence[Placement]) -> PlacementError:
+    """The error of a DTensor that lives where the module was not made for."""
+    against = f"{wanted}, which the module was made for"
+    if all(is_taken(p) for p in has):
+        return PlacementError(name, has, against, "redistribute it, or make the module so")
+    advice = "redistribute it to Replicate(), or to a Shard, and make the module for that: no module takes it as it is"
+    return PlacementError(name, has, against, advice)
 
 
 def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...]:

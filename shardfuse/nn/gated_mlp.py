@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from ..errors import PlacementError
+from ..frontend.detection import has_dtensor
+from ..mesh import DeviceMesh
+from ..mesh.groups import world_key
 from .activation import SwiGLU
 from .gated import GeGLU
+from .settings import parsed
 from .trial import Case, apart, is_close, why_other
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
 
 Module = torch.nn.Module
 
@@ -17,6 +28,9 @@ class GatedMLP(Module):
     """down_proj(act(gate_proj(x)) * up_proj(x)), of the three layers that it is given.
 
     activation: "silu", "gelu" or "gelu_tanh".  The state dict is that of the MLP whose layers they are.
+    Layers whose parameters are DTensors gate where gate_proj and up_proj leave their results: column-parallel ones
+    (``Shard(0)`` of their weights), and a row-parallel down_proj (``Shard(1)``), are those of a tensor-parallel MLP.
+    A call raises PlacementError where those are not the same Shard and Replicate.
     """
 
     input_name: str = ""
@@ -41,7 +55,48 @@ class GatedMLP(Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., features] -> what down_proj makes of the gated features."""
-        return self.down_proj(self.gate(self.gate_proj(x), self.up_proj(x)))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        unit = self.gate
+        if unit.mesh is None and has_dtensor((gate, up)) and not unit.is_decomposed():
+            unit = _unit_on(world_key(), type(unit), unit.text, *_found_on(gate, up))
+        return self.down_proj(unit(gate, up))
+
+
+def _found_on(gate: torch.Tensor, up: torch.Tensor) -> tuple[TorchDeviceMesh, tuple[Placement, ...]]:
+    """The mesh and the placements that both have.  Raises PlacementError."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    for name, other_name, found, other in (("gate", "up", gate, up), ("up", "gate", up, gate)):
+        if not has_dtensor((found,)):
+            against = f"a plain tensor, which is what {name}_proj gives"
+            advice = "make the weights of both layers DTensors, or of neither"
+            raise PlacementError(f"{other_name}_proj(x)", cast("DTensor", other).placements, against, advice)
+        placements = cast("DTensor", found).placements
+        if any(type(p) not in (Shard, Replicate) for p in placements):
+            advice = f"make {name}_proj column-parallel, or redistribute what it gives to Shard or Replicate"
+            raise PlacementError(f"{name}_proj(x)", placements, "GatedMLP, which gates whole values", advice)
+    has, wanted = cast("DTensor", up), cast("DTensor", gate)
+    if (has.device_mesh, has.placements) != (wanted.device_mesh, wanted.placements):
+        against = f"{wanted.placements} on {wanted.device_mesh}, where gate_proj(x) is"
+        raise PlacementError("up_proj(x)", has.placements, against, "shard the weights of both layers alike")
+    return wanted.device_mesh, tuple(wanted.placements)
+
+
+@lru_cache(maxsize=256)
+def _unit_on(
+    world: tuple[int, int],
+    kind: type[SwiGLU | GeGLU],
+    settings: str,
+    mesh: TorchDeviceMesh,
+    placements: tuple[Placement, ...],
+) -> SwiGLU | GeGLU:
+    """A gate of these settings, of tensors that live so.  world: its fusions are bound to the process group."""
+    arguments, _ = parsed(settings)
+    common = {name: arguments.pop(name) for name in ("timer", "promises") if name in arguments}
+    unit = kind(**{**arguments, "mesh": DeviceMesh.from_torch(mesh), "input": placements})
+    unit.set_common(common)
+    vars(unit)["made_at"] = ()  # errors name the line of the call alone
+    return unit
 
 
 _CASES = Case((16,)), Case((2, 3, 4), 30.0)

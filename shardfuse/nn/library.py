@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # pyright: igno
 from ..errors import CompiledElsewhereError, SecondDerivativeError
 from ..mesh.groups import world_key
 from .fused import BoundOp, FusedModule
+from .saved_versions import check_not_written, traced_writes
 from .settings import parsed
 from .timer import FusionTimer
 
@@ -120,15 +121,18 @@ class _Ops:
         module = _module(world_key(), self.family, settings)
         ctx.op = op = module.promised_op(module.bind(tensors, unsharded))
         candidates = (*tensors, *output)
-        ctx.save_for_backward(*[candidates[k] for k in op.saved])
+        saved = [candidates[k] for k in op.saved]
+        ctx.save_for_backward(*saved)
+        ctx.writes = traced_writes(saved)
         ctx.settings, ctx.unsharded, ctx.tensors = settings, unsharded, len(tensors)
         ctx.dtypes = " ".join(f"{str(t.dtype).removeprefix('torch.')}:{t.ndim}" for t in tensors)
         ctx.sizes = [n for t in tensors for n in t.shape]
 
     def differentiate(self, ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[object, ...]:
         op = getattr(torch.ops.shardfuse, f"{self.family}_backward_v1").default
-        given = list(gradients[: len(ctx.op.gradients)])
-        found = op(given, list(ctx.saved_tensors), ctx.settings, ctx.dtypes, ctx.sizes, ctx.unsharded)
+        given, saved = list(gradients[: len(ctx.op.gradients)]), list(ctx.saved_tensors)
+        check_not_written(saved, ctx.writes)
+        found = op(given, saved, ctx.settings, ctx.dtypes, ctx.sizes, ctx.unsharded)
         rest = [None] * (ctx.tensors - len(ctx.op.order))
         return [*(found[k] for k in ctx.op.order), *rest], None, None
 

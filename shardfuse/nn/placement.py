@@ -192,6 +192,15 @@ def _refuse_unknown(argument: str, placement: Placement) -> None:
         raise PlacementError(argument, (placement,), against, "redistribute the tensor to one of these first")
 
 
+def is_taken(placement: Placement) -> bool:
+    """Is there a module for it?  There is none for a vocabulary-parallel embedding's, whose summands torch masks."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if type(placement) is Partial:
+        return cast("Any", placement).reduce_op == "sum"
+    return type(placement) in (Shard, Replicate)
+
+
 def _shard_dim(placement: Placement) -> int | None:
     return int(cast("Any", placement).dim) if placement.is_shard() else None  # torch leaves dim without a type
 

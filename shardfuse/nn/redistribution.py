@@ -158,8 +158,8 @@ def _word(name: str, placement: Any) -> str:
         return f'"S{placement.dim}"'
     if placement.is_replicate():
         return '"R"'
-    if not placement.is_partial() or placement.reduce_op != "sum":
-        kind = type(placement).__name__  # Dynamo cannot print all that torch has
+    kind = type(placement).__name__  # Dynamo cannot print all that torch has
+    if kind != "Partial" or placement.reduce_op != "sum":
         raise PlacementError(name, (kind,), "a redistribution", "pass torch's Shard, Replicate or Partial()")
     return '"P"'
 

@@ -11,6 +11,7 @@ import torch
 
 from ..arguments import misfit
 from ..errors import (
+    ArgumentError,
     DefinitionError,
     ModuleArgumentError,
     ModuleInputError,
@@ -34,7 +35,9 @@ R = TypeVar("R")
 def refusing(function: Callable[P, R]) -> Callable[P, R]:
     """``function`` (or a method called ``forward``), whose bad calls end by one error that names the argument.
 
-    Tensors: ModuleInputError, by its name; options: ModuleArgumentError.
+    Tensors: ModuleInputError, by its name; options: ModuleArgumentError.  torch.compile does not trace how the error is
+    found: it runs a call whose trace has raised uncompiled, which ends by the same error (with fullgraph=True it raises
+    its own, which quotes what ``function`` has raised).
     """
 
     @functools.wraps(function)
@@ -42,6 +45,8 @@ def refusing(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
+            if torch.compiler.is_compiling():
+                raise
             refuse_call(function, error, args, kwargs)
             raise
 
@@ -58,7 +63,8 @@ def refuse_call(
     found = _of_dtensors(name, function, args, kwargs)
     if found is not None:
         raise found from None
-    wrong = None if isinstance(error, DefinitionError | PromiseError) else misfit(function, args, kwargs)
+    is_said = isinstance(error, ArgumentError | DefinitionError | PromiseError)
+    wrong = None if is_said else misfit(function, args, kwargs)
     if wrong is not None:
         argument, value, expected = wrong
         if torch.Tensor.__name__ in expected:

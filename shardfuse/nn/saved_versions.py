@@ -4,9 +4,12 @@
 Autograd compares versions of the tensors that a function saves.  A DTensor counts the changes that are made to it, and
 its local tensor, which fusions read, does not count them.
 
-Not seen: what is written into a DTensor under torch.compile, whose graphs save local tensors (torch's own modules do
-not see it there either); and into a DTensor activation of which a module makes another view first, as norms over
-several dims do.
+Under torch.compile graphs save local tensors too; there writes are compared while AOTAutograd traces the backward, by
+the count that torch's functionalization keeps of them, so that the compiled code has nothing to compare.
+
+Not seen: what is written into a DTensor between a compiled forward and its backward by what is not in the graph
+(torch's own modules do not see it there either), or in a graph that is run without AOTAutograd (backend="eager"); and
+into a DTensor activation of which a module makes another view first, as norms over several dims do.
 """
 
 from __future__ import annotations
@@ -15,19 +18,21 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
-from weakref import ref
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ..errors import ChangedBeforeBackwardError
 
-Watched = list[tuple[Callable[[], torch.Tensor | None], int]]
-"""Ways to tensors, and the version that each had in the forward."""
+Watched = list[tuple[torch.Tensor, int]]
+"""Tensors that count as those do which are read, and the version that each had in the forward."""
 Kept = list[tuple[Watched, list[int]]]
 """For each op that a module has run: what its backward will look at, and which results it reads."""
 
 _core: Any = torch._C
 _autograd: Any = _core._autograd
+_core_counter: Callable[[torch.Tensor], int] = cast("Any", torch)._functionalize_mutation_counter
+_detached: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
 _hooks: Callable[[bool], object] = _autograd._top_saved_tensors_default_hooks
 
 
@@ -63,16 +68,15 @@ def watch_results(kept: Kept, local: Sequence[torch.Tensor], wrapped: Sequence[t
     for watched, read in kept:
         for k in read:
             if k < len(wrapped) and _core._is_alias_of(cast("Any", wrapped[k])._local_tensor, local[k]):
-                watched.append((ref(wrapped[k]), wrapped[k]._version))
+                watched.append((_counting_as(wrapped[k]), wrapped[k]._version))
 
 
 def watch(origins: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], saved: Sequence[int]) -> Watched:
     """The DTensors whose values are ``saved``: indices into ``tensors``, and beyond them.
 
     ``origins``: the tensors whose values those have, as parameters; empty where they are the same.  DTensors whose
-    module is being called are held weakly: they would outlive what a backward lets go of, and nobody writes into one
-    that is gone.  None where hooks take what is saved, and may give back a copy: autograd compares no versions then
-    either.
+    module is being called are not held, since they would outlive what a backward lets go of.  None where hooks take
+    what is saved, and may give back a copy: autograd compares no versions then either.
     """
     pairs, kept = _activations.pairs, _activations.kept
     if not (origins or pairs) or _hooks(True) is not None:
@@ -81,18 +85,26 @@ def watch(origins: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], save
     watched: Watched = []
     if kept is not None:
         kept.append((watched, [k - len(tensors) for k in saved if k >= len(tensors)]))
-    watched += [(lambda t=t: t, t._version) for t in found if type(t) is not torch.Tensor]
+    watched += [(t, t._version) for t in found if type(t) is not torch.Tensor]
     if pairs:
         read = [tensors[k] for k in saved if k < len(tensors)]
-        watched += [(ref(given), given._version) for local, given in pairs if any(t is local for t in read)]
+        watched += [(_counting_as(given), given._version) for local, given in pairs if any(t is local for t in read)]
     return watched
+
+
+def _counting_as(dtensor: torch.Tensor) -> torch.Tensor:
+    """What counts the writes into a DTensor, also those before its caller let go of it, and holds none of its data.
+
+    Below torch's dispatch a DTensor is a tensor without a storage, and detaching it makes another of the same counter.
+    """
+    with _core._DisableTorchDispatch():
+        return _detached(dtensor)
 
 
 def check_unchanged(watched: Watched) -> None:
     """Raises ChangedBeforeBackwardError."""
-    for found, version in watched:
-        tensor = found()
-        if tensor is not None and tensor._version != version:
+    for tensor, version in watched:
+        if tensor._version != version:
             raise ChangedBeforeBackwardError(tuple(tensor.shape), tensor.dtype, tensor._version, version)
 
 
@@ -106,3 +118,22 @@ def check_behind(results: Sequence[torch.Tensor], watched: Watched) -> None:
 
     for node in dict.fromkeys(r.grad_fn for r in results if r.grad_fn is not None):
         node.register_prehook(check)
+
+
+def traced_writes(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often each has been written so far in the graph that AOTAutograd traces; 0 where it traces none.
+
+    A write into a DTensor counts as one into the local tensor whose storage it has, and so for every other alias.
+    """
+    return [0 if elem is None else _core_counter(elem) for elem in map(_functional, tensors)]
+
+
+def check_not_written(saved: Sequence[torch.Tensor], before: Sequence[int]) -> None:
+    """Raises ChangedBeforeBackwardError where a graph writes what its backward reads.  before: ``traced_writes``."""
+    for tensor, then, now in zip(saved, before, traced_writes(saved), strict=True):
+        if now != then:
+            raise ChangedBeforeBackwardError(tuple(tensor.shape), tensor.dtype, now, then)
+
+
+def _functional(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor.elem if isinstance(tensor, FunctionalTensor) else None
