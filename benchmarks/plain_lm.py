@@ -108,7 +108,8 @@ class Part(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rank: int, ranks: int) -> Tensor:
-        return x.chunk(ranks, 0)[rank].contiguous()
+        # No view, as which it gets a gradient of zeros from torch.compile (torch 2.11, one rank).
+        return x.chunk(ranks, 0)[rank].clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 STEPS, RATE = 50, 0.005
 """Steps over which losses are compared, and their rate."""
@@ -46,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A step's loss and this rank's gradients at some weights."""
+    """A step's loss, and this rank's gradients, at some weights."""
 
     loss: float
     gradients: dict[str, torch.Tensor]
@@ -64,15 +65,19 @@ class Evaluated:
         return Evaluated(loss, gradients)
 
     def distance(self, other: Evaluated) -> float:
-        """Of the gradients, relatively, by the norm of all of this rank's."""
+        """Of the gradients, relatively, by the norm of all ranks' together; every rank asks."""
         assert self.gradients.keys() == other.gradients.keys(), "the models have the same parameters"
         squares = [(self.gradients[n] - g).double().square().sum() for n, g in other.gradients.items()]
         whole = [g.double().square().sum() for g in other.gradients.values()]
-        return float((torch.stack(squares).sum() / torch.stack(whole).sum()).sqrt())
+        sums = torch.stack([torch.stack(squares).sum(), torch.stack(whole).sum()])
+        dist.all_reduce(sums)
+        return float((sums[0] / sums[1]).sqrt())
 
     def is_right(self, reference: Evaluated, eager: Evaluated) -> bool:
-        near = abs(self.loss - reference.loss) <= ROUNDING * abs(reference.loss)
-        return near and self.distance(reference) <= FARTHER * eager.distance(reference)
+        """A loss near zero is as far off as the logits' roundings, so eager torch's distance is allowed as well."""
+        allowed = max(ROUNDING * abs(reference.loss), FARTHER * abs(eager.loss - reference.loss))
+        distance, eagers = self.distance(reference), eager.distance(reference)
+        return abs(self.loss - reference.loss) <= allowed and distance <= FARTHER * eagers
 
     def told(self, reference: Evaluated, eager: Evaluated) -> str:
         allowed = FARTHER * eager.distance(reference)
@@ -108,7 +113,9 @@ class Trained:
         return Trained(tuple(losses), first, Evaluated.of(step), weights)
 
     def is_right(self, reference: Trained, eager: Trained) -> bool:
-        return self.first.is_right(reference.first, eager.first) and self.late.is_right(reference.late, eager.late)
+        """Every rank asks, for all of it."""
+        first = self.first.is_right(reference.first, eager.first)
+        return self.late.is_right(reference.late, eager.late) and first
 
     def told(self, reference: Trained, eager: Trained) -> str:
         return (
