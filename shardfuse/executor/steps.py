@@ -38,7 +38,7 @@ class Step:
 
     @property
     def calls(self) -> Mapping[str, object]:
-        """What names in its text stand for that neither a step nor the device (``launch.py``) defines."""
+        """What names in its text stand for that neither a step defines nor ``device_calls`` (``host_program.py``)."""
         return {}
 
     @property
