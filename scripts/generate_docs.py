@@ -35,7 +35,10 @@ Where a torch call cannot be computed on shards of an axis (a scan along it, a s
 ## Numbers
 
 Python's and NumPy's scalars are operands, in the type that the op computes in: a float beyond it is infinite, a
-negative number wraps in an unsigned type, any other integer that the type does not hold is an `OperandError`.
+negative number wraps in an unsigned type, any other integer that the type does not hold is an `OperandError`. A
+constant is refused when the op is recorded; a scalar input, a size, and what is computed from them, in the call,
+before anything is written. What `iota` counts to wraps. Under `torch.compile` all such integers wrap, as they do in
+eager torch.
 
 ## Indices
 
@@ -50,6 +53,14 @@ A reduction over `dims=None`, or with `dims` left out, is over all axes. Over `d
 for `axis=()`: `sum`, `mean`, `max` and the like give the elements, and `var` is the variance of each element alone,
 which is NaN as of any single one where `correction` is 1. torch's `sum`, `mean`, `amax` and `var` reduce everything for
 `[]`, its `any` and `all` nothing. `torch.compile(backend="shardfuse")` has torch's meaning.
+
+## Accuracy of variances
+
+`var`, `var_mean` and `welford` of float32 and narrower floats subtract a mean that is rounded to float32: the variance
+comes out too large by the square of that rounding, about `(mean * 6e-8) ** 2`. That is below a rounding of the variance
+where the standard deviation is above `mean / 4000`, and 10 % of it for a mean of 1e4 and a deviation of 1e-3. torch's
+own does not have it; nor has shardfuse's where ranks share the axis that is reduced, as each sends the rounding of its
+mean too. Cast such data to Double, or subtract a constant near the mean first.
 
 ## Special values
 

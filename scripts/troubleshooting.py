@@ -80,8 +80,8 @@ ADVICE = {
     "PeerLostError": "Read the output of the rank that is named: its error is the cause.",
     "PlacementError": "One placement for each dimension of the mesh; `Partial()` only where the module takes summands.",
     "PortInUseError": "Choose another `MASTER_PORT`, or end the program that has it.",
-    "ProgramMismatchError": "Make the definition, the sizes and the order of calls the same on every rank; see "
-    "[Debug a hang](howto/debug_a_hang.md).",
+    "ProgramMismatchError": "Make the definition, the sizes and the order of calls the same on every rank; where a "
+    "run has failed on one rank, let its exception end that rank. See [Debug a hang](howto/debug_a_hang.md).",
     "PromiseError": "Do what the message says; [Keep the same bits](howto/keep_bits.md) lists what is refused.",
     "PromotionError": "Cast one operand with `fd.ops.cast`.",
     "RankNotInMeshError": "Make modules and ask for shards on the ranks of the mesh alone.",

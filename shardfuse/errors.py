@@ -267,19 +267,19 @@ class InputError(ShardfuseError):
 
 
 class InputCountError(ShardfuseError):
-    """``execute`` was given too many or too few arguments."""
+    """A fusion was given too many or too few arguments."""
 
     def __init__(self, found: int, expected: int) -> None:
         super().__init__(
-            f"execute was given {found} inputs, the fusion declares {expected}: pass them in order of definition"
+            f"the fusion was given {found} inputs, it declares {expected}: pass them in order of definition"
         )
 
 
 class NoPlanError(ShardfuseError):
-    """``explain`` was asked about a fusion whose sizes are not known."""
+    """``explain`` or ``last_trace`` was asked about a fusion whose sizes are not known."""
 
-    def __init__(self) -> None:
-        super().__init__("explain() needs sizes: execute the fusion first, or pass inputs=[...] or sizes={...}")
+    def __init__(self, function: str = "explain", taken: str = ", or pass inputs=[...] or sizes={...}") -> None:
+        super().__init__(f"{function}() needs sizes: execute the fusion first{taken}")
 
 
 class PageError(ShardfuseError, OSError):

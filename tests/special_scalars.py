@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from special_values import SIGN_OF_ZERO, assert_special, special_values
 
 from shardfuse import DataType, FusionDefinition
+from shardfuse.errors import OperandError
 from shardfuse.executor.options import Backend
 
 Number = int | float | bool
@@ -166,6 +168,73 @@ def check_scalars(name: str, backend: Backend, device: str = "cpu") -> None:
         eager, wide = reference(x, number.float()), reference(x.double(), number.float().double())
         (found,) = fd.execute([x, v])
         assert_special(f"{name} with {v!r}", found, [eager], wide, [number.expand(found.shape)], roundings=16)
+
+
+NARROW = {
+    DataType.Int32: (2**31, 2**40),
+    DataType.Int8: (128, -200),
+    DataType.UInt8: (256, -256),
+    DataType.Int16: (-(2**15) - 1,),
+}
+"""Types of integers, and integers that each does not hold (negative ones wrap in an unsigned type)."""
+_WITH_INTEGER: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "add": lambda o, x, n: o.add(x, n),
+    "lt": lambda o, x, n: o.lt(n, x),
+    "where": lambda o, x, n: o.where(o.ne(x, 0), x, n),
+    "clamp": lambda o, x, n: o.clamp(x, n, None),
+    "full": lambda o, x, n: o.add(x, o.full([3], n, x.dtype)),
+    "pad": lambda o, x, n: o.pad(x, [1, 0], n),
+}
+_COMES: dict[str, Callable[[Any, int], tuple[Any, list[int]]]] = {
+    "constant": lambda fd, v: (v, []),
+    "argument": lambda fd, v: (fd.define_scalar(dtype=DataType.Int), [v]),
+    "computed": lambda fd, v: (fd.ops.add(fd.define_scalar(dtype=DataType.Int), 1), [v - 1]),
+}
+
+
+def check_integers_beyond(backend: Backend) -> None:
+    """Refused wherever they come from, in the first call and behind one that was right; nothing is written."""
+    for dtype, (name, build), (how, come) in itertools.product(NARROW, _WITH_INTEGER.items(), _COMES.items()):
+        x = torch.tensor([0, 1, 2]).to(dtype.torch)
+        for v in NARROW[dtype]:
+            with FusionDefinition(backend=backend) as fd:
+                t = fd.from_pytorch(x)
+                number, arguments = come(fd, v)
+                if how == "constant":
+                    with pytest.raises(OperandError, match=f"ops.* is {v}, expected a number that {dtype.name}"):
+                        build(fd.ops, t, number)
+                    continue
+                fd.add_output(build(fd.ops, t, number))
+                fd.add_output(fd.ops.neg(t), alias_input=t)
+            fits = [5 - v + n for n in arguments]
+            for _ in range(2):
+                with pytest.raises(
+                    OperandError, match=rf"S\d+, is {v}, expected an integer that {dtype.name}"
+                ) as found:
+                    fd.execute([x, *arguments])
+                assert f"{__file__.rpartition('/')[2]}:" in str(found.value), (name, how)
+                assert x.tolist() == [0, 1, 2]
+                fd.execute([x, *fits])
+                torch.testing.assert_close(x, torch.tensor([0, -1, -2]).to(dtype.torch))
+                x = torch.tensor([0, 1, 2]).to(dtype.torch)
+
+
+def check_integers_at_the_ends(backend: Backend) -> None:
+    """Those that a type just holds, and negative ones of an unsigned type, are torch's."""
+    for dtype, come in itertools.product(NARROW, _COMES.values()):
+        info = torch.iinfo(dtype.torch)
+        x = torch.tensor([info.min, 0, 1, info.max]).to(dtype.torch)
+        for v in (info.min or -info.max, -1 if info.min else -3, info.max):
+            with FusionDefinition(backend=backend) as fd:
+                t = fd.from_pytorch(x)
+                number, arguments = come(fd, v)
+                for name in ("add", "mul", "lt", "eq", "maximum"):
+                    fd.add_output(getattr(fd.ops, name)(t, number))
+            one = torch.tensor(v).to(dtype.torch).expand(4)
+            wanted = [x + one, x * one, x < one, x == one, torch.maximum(x, one)]
+            for got, want in zip(fd.execute([x, *arguments]), wanted, strict=True):
+                assert got.dtype == want.dtype
+                assert got.tolist() == want.tolist(), (dtype, v)
 
 
 # --- tensors whose storage holds something else ------------------------------------------------------------

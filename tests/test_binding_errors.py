@@ -11,7 +11,15 @@ from ranks import run_ranks
 from thread_check import X, shard, world_mesh
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import InputCountError, InputError, OperandError, ShapeError, ShardfuseError
+from shardfuse.errors import (
+    DefinitionError,
+    InputCountError,
+    InputError,
+    NoPlanError,
+    OperandError,
+    ShapeError,
+    ShardfuseError,
+)
 from shardfuse.executor.binding import bind_arguments
 
 
@@ -33,9 +41,9 @@ REFUSALS: dict[str, tuple[Callable[[], FusionDefinition], list[Any], str]] = {
     "too few": (
         lambda: doubled(shape=[-1]),
         [],
-        "execute was given 0 inputs, the fusion declares 1: pass them in order",
+        "the fusion was given 0 inputs, it declares 1: pass them in order",
     ),
-    "too many": (lambda: doubled(shape=[-1]), [ones(2), ones(2)], "execute was given 2 inputs, the fusion declares 1"),
+    "too many": (lambda: doubled(shape=[-1]), [ones(2), ones(2)], "the fusion was given 2 inputs, it declares 1"),
     "a number for a tensor": (
         lambda: doubled(shape=[-1]),
         [3.0],
@@ -94,6 +102,30 @@ def test_refusals(case: str) -> None:
     define, arguments, message = REFUSALS[case]
     with pytest.raises((InputError, InputCountError), match=message):
         define().execute(arguments)
+
+
+def test_what_is_wrong_is_the_caller_s() -> None:
+    """References that do not fit, a script for inputs that do not, what has not run: no report of a fault."""
+    x, fd = ones(4, 8), FusionDefinition()
+    with fd:
+        fd.add_output(fd.ops.sum(fd.define_tensor([-1, 8]), [1]))
+    with pytest.raises(NoPlanError, match=r"^last_trace\(\) needs sizes: execute the fusion first$"):
+        fd.last_trace()
+    for wrong, said in (([], "0 reference_outputs, expected 1,"), ([x], r"\[0\] of shape \[4, 8\], expected \[4\],")):
+        with pytest.raises(DefinitionError, match=f"validate: found .*{said}") as found:
+            fd.validate([x], wrong)
+        assert "report" not in str(found.value)
+    fd.validate([x], [x.sum(1)])
+    with pytest.raises(InputError, match="Expected input 0, T0, to be an at::Tensor but got scalar 3"):
+        fd.repro_script_for([3])
+    for call in (fd.repro_script_for, fd.timeline, fd.execute, fd.explain):
+        with pytest.raises(InputCountError, match=r"^the fusion was given 0 inputs, it declares 1"):
+            call([])
+
+
+def test_strides_below_0() -> None:
+    with pytest.raises(DefinitionError, match=r"strides=\[-1\], expected strides of 0 or more"):
+        doubled(sizes=[2], strides=[-1])
 
 
 ACCEPTED: dict[str, tuple[dict[str, Any], torch.Tensor]] = {
@@ -331,6 +363,18 @@ def test_the_largest_of_nothing_is_refused(op: str, dim: int | None) -> None:
         fd.execute([torch.empty(0, 6)])
     x = torch.eye(6)
     assert torch.equal(fd.execute([x])[0], getattr(torch, op)(x, dim))
+
+
+def test_more_of_an_axis_than_there_are_is_refused() -> None:
+    """Of a size, or a number of them, that is known in a call."""
+    with FusionDefinition() as fd:
+        for made in fd.ops.topk(fd.define_tensor([-1, -1]), fd.define_scalar(dtype=DataType.Int), 1):
+            fd.add_output(made)
+    x = torch.eye(4)[:, :3]
+    for k in (4, -1):
+        with pytest.raises(ShapeError, match=rf"topk: found T0 of \[4, 3\], and k={k}, expected a k of 0 to 3"):
+            fd.execute([x, k])
+    assert torch.equal(fd.execute([x, 2])[0], torch.topk(x, 2, 1).values)
 
 
 @pytest.mark.parametrize("name", ["start", "step"])

@@ -460,6 +460,53 @@ def test_a_run_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [call is FAILED_RUN for call in called] == [False, False, True, False]
 
 
+def test_a_run_that_fails_once_it_has_sent_all_is_a_call_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that agree on leaving out a batch, of which one has failed alone, go on in step."""
+    guards = [Guard(rank) for rank in range(2)]
+    monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
+
+    def run(rank: int, size: int) -> list[Call]:
+        with FusionDefinition() as fd:
+            x, at = fd.define_tensor([4, 4]), fd.define_tensor([1], dtype=DataType.Int)
+            fd.add_output(fd.ops.index_select(fd.ops.sum(x, [0]), at, 0))
+            x.set_device_mesh(DeviceMesh(list(range(size))))
+            x.outer_split(0, size)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        ledger = process.ledger_of((0, 1))
+        assert ledger is not None
+        for batch in range(3):
+            is_failing = (rank, batch) == (1, 1)
+            with pytest.raises(IndexError) if is_failing else nullcontext():
+                fd.execute([torch.ones(2, 4), torch.tensor([9 if is_failing else 1])])
+        return list(ledger.calls)
+
+    calls = run_ranks(2, run)
+    assert [[call.digest for call in made] for made in calls] == [[calls[0][0].digest] * 3] * 2
+
+
+def test_a_run_that_fails_before_pieces_are_exchanged_behind_it_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that sends nothing by itself, on whose call the other ranks go on to the exchange."""
+    guards = [Guard(rank) for rank in range(4)]
+    monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
+
+    def run(rank: int, size: int) -> list[Call]:
+        mesh = DeviceMesh(torch.arange(size).view(2, 2))
+        with FusionDefinition() as fd:
+            x, at = fd.define_tensor([-1, 2]), fd.define_tensor([1], dtype=DataType.Int)
+            fd.add_output(fd.ops.index_select(x, at, 1))
+        placed = [Shard(0), Shard(0)]  # 5, 4 | 5, 3 of 17 rows in a fusion, 5, 4 | 4, 4 outside
+        given = distribute_tensor(torch.ones(17, 2), mesh.to_torch("cpu"), placed, src_data_rank=None)
+        ledger = process.ledger_of(range(size))
+        assert ledger is not None
+        for index in (1, 9, 1):
+            with pytest.raises(IndexError) if index == 9 else nullcontext():
+                fd.execute([given, torch.tensor([index])])
+        return list(ledger.calls)
+
+    for called in run_ranks(4, run):
+        assert [call is FAILED_RUN for call in called] == [False, False, True, False]
+
+
 def test_a_rank_that_fails_and_goes_on_with_the_next_run_is_found() -> None:
     """Of the same program, as in a training loop: else it would be one run ahead of the others for ever."""
     ranks, (step, *_) = Ranks(), PROGRAMS

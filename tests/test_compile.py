@@ -221,6 +221,19 @@ def test_a_number_that_is_only_computed_with_is_checked_once(monkeypatch: pytest
     assert len(checked) == 2, "once for each number of rows"
 
 
+def test_a_number_beyond_a_tensor_s_integers_wraps_as_in_eager() -> None:
+    def model(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
+        small = (x * 50).to(torch.int8)
+        return (x * n).softmax(0), (x.int() + n).sum(0), (x.to(torch.uint8) < n).sum(0), (small * n).sum(1)
+
+    compiled = torch.compile(model, backend="shardfuse", options={"shardfuse.take": "all"})
+    x = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)) * 3
+    for n in (3, 5, 2**40 + 7, -(2**40), 2**62, 300, -200):
+        for found, wanted in zip(compiled(x, n), model(x, n), strict=True):
+            torch.testing.assert_close(found, wanted)
+    assert report().taken
+
+
 def test_flattened_batch_of_symbolic_size() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.log_softmax((x @ w).view(-1, 12), -1).view(x.shape[0], x.shape[1], 12)

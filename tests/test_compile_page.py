@@ -77,6 +77,9 @@ def test_regions_from_the_cache_have_a_graph_and_numbers_of_their_own() -> None:
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     regions_in(graph_of(two_norms, given()))
     noted = len(report().regions)
+    for wrong in ({"clear": "x"}, {"measure": 1}, {"html": 5}):
+        with pytest.raises(ArgumentError, match=f"report: {next(iter(wrong))} is "):
+            report(**wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(PageError, match=r"report: html='.*regions.html' cannot be written: No such file") as caught:
         report(html=tmp_path / "none" / "regions.html", clear=True)
     assert isinstance(caught.value, OSError)

@@ -121,7 +121,7 @@ def test_sizes_are_needed() -> None:
     fd = rms_norm([-1, 16])
     with pytest.raises(NoPlanError, match=r"execute the fusion first, or pass inputs=\[...\] or sizes=\{...\}"):
         fd.explain()
-    with pytest.raises(NoPlanError):
+    with pytest.raises(NoPlanError, match=r"^last_trace\(\) needs sizes: execute the fusion first$"):
         fd.last_trace()
     x, w = fd.fusion.tensors()[:2]
     by_sizes = fd.explain(sizes={x: (8, 16)})

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardfuse import nn
-from shardfuse.errors import ModuleInputError
+from shardfuse.errors import ModuleArgumentError, ModuleInputError
 
 Norm = Callable[..., tuple[Tensor, ...]]
 EPS = 1e-5
@@ -338,6 +338,18 @@ def test_results_lie_in_memory_as_torchs_do(name: str) -> None:
         torch.testing.assert_close(grad, expected, msg=lambda m, layout=layout: f"gradient, {layout}: {m}")
 
 
+def test_shapes_of_permuted_gates_are_those_of_the_caller() -> None:
+    gate, up = torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(0)).mT
+    wanted = functional.silu(gate) * up
+    torch.testing.assert_close(nn.SwiGLU(8)(gate, up), wanted)
+    rows = torch.stack([gate, up]).transpose(0, 1)  # the last dim is the last in memory too
+    assert nn.SwiGLU(8)(rows, rows).stride() == functional.silu(rows).stride()
+    with pytest.raises(ModuleInputError, match=r"gate has shape \(6, 8\), expected 6 along dim -1"):
+        nn.SwiGLU(6)(gate, up)
+    with pytest.raises(ModuleInputError, match=r"up has shape \(6, 7\), expected \(6, 8\)"):
+        nn.SwiGLU()(gate, up[:, :7])
+
+
 def test_torchs_options_of_an_embedding() -> None:
     table = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     indices = torch.tensor([[1, 1, 2], [0, 5, 1]])
@@ -352,6 +364,18 @@ def test_torchs_options_of_an_embedding() -> None:
                 for t, leaf in ((found, ours), (wanted, theirs))
             ]
             assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("dtype", [0, torch.int32, torch.bool, "float32"])
+def test_rows_of_an_embedding_are_floats(dtype: Any) -> None:
+    """A number there is torch's padding_idx by position; as a device, which ``to`` takes too, it would be ignored."""
+    table, indices = torch.ones(6, 4), torch.tensor([1, 0])
+    with pytest.raises(
+        ModuleArgumentError, match=r"embedding\(dtype=.*\): expected (None or a torch.dtype of floats|a dtype or None)"
+    ):
+        nn.functional.embedding(indices, table, dtype)
+    compiled: Any = torch.compile(nn.functional.embedding, backend="eager", fullgraph=True)
+    assert compiled(indices, table, torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_one_bias_of_two_is_refused() -> None:

@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+from collections.abc import Iterator
 from fractions import Fraction
 from numbers import Real
 
@@ -388,6 +389,9 @@ def test_what_only_the_whole_optimiser_has() -> None:
     p = Parameter(torch.ones(3))
     with pytest.raises(OptimizerArgumentError, match="max_norm"):
         optim.AdamW([p], error_if_nonfinite=True)
+    for key, flag in (("master_weights", 1), ("error_if_nonfinite", "yes")):
+        with pytest.raises(OptimizerArgumentError, match=f"{key} .* True or False"):
+            optim.AdamW([p], max_norm=1.0, **{key: flag})  # pyright: ignore[reportArgumentType]
     for key, value in (("max_norm", 1.0), ("master_weights", True), ("decoupled_weight_decay", False)):
         with pytest.raises(OptimizerArgumentError, match=key):
             optim.AdamW([{"params": [p], key: value}])
@@ -426,6 +430,16 @@ def test_a_hyper_parameter_that_is_no_number_is_refused_before_anything_is_writt
     assert all(torch.equal(a, b) for a, b in zip(tensors, kept[0], strict=True))
     for k, state in optimizer.state_dict()["state"].items():
         assert all(torch.equal(state[name], kept[1][k][name]) for name in state)
+
+
+def test_an_error_of_a_generator_of_parameters_is_the_callers_own() -> None:
+    def faulty() -> Iterator[torch.Tensor]:
+        yield torch.ones(3)
+        raise TypeError("of the caller")
+
+    for call in (lambda: optim.clip_grad_norm_(faulty(), 1.0), lambda: optim.get_total_norm(faulty())):
+        with pytest.raises(TypeError, match="of the caller"):
+            call()
 
 
 def test_a_norm_of_a_tensor_that_is_listed_twice_counts_it_twice() -> None:

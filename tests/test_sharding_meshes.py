@@ -527,6 +527,26 @@ def test_an_inner_part_that_is_cut_unevenly() -> None:
     assert "only the last shards of an axis may be short; pad the axis, or cut its outermost part" in message
 
 
+def test_a_short_inner_shard_that_a_reshape_merges() -> None:
+    """Of 2 x 7 the 7 are shards of 4 and 3 in both rows: as one axis of 14 no digit says so, and it is gathered."""
+    cases: list[Case] = []
+    for ranks, shape, place in itertools.product(
+        ([[0, 1], [2, 3]], [[1, 0], [3, 2]]),
+        ((2, 7, 1), (4, 7, 1), (2, 5, 1)),
+        ((Y, (1, "outer")), (X, (1, "outer")), ()),
+    ):
+        mesh, rows = DeviceMesh(ranks), shape[0] * shape[1]
+        for sizes in (shape, (-1, -1, -1)):
+            with FusionDefinition() as fd:
+                x = fd.define_tensor(sizes)
+                y = fd.ops.reshape(fd.ops.mul(x, 2.0), [rows, 1])
+                fd.add_output(y)
+            shard(x, mesh, (Y, (0, "outer")), (X, (1, "outer")))
+            shard(y, mesh, *([place] if place else []))
+            cases.append(Case(fd, [values(*shape)], {x: shape}, name=f"{shape} on {ranks} to {place}"))
+    check_on_threads(4, cases)
+
+
 def test_a_split_that_gives_too_few_pieces() -> None:
     def run() -> None:
         with FusionDefinition() as fd:

@@ -16,6 +16,8 @@ from special_scalars import (
     check_complex_numbers,
     check_fills,
     check_full,
+    check_integers_at_the_ends,
+    check_integers_beyond,
     check_lazy_bits,
     check_literals,
     check_scalars,
@@ -88,6 +90,11 @@ def test_literals() -> None:
 @pytest.mark.parametrize("name", WITH_SCALAR)
 def test_scalars_of_a_call(name: str) -> None:
     check_scalars(name, "torch")
+
+
+def test_integers_of_a_narrower_type() -> None:
+    check_integers_beyond("torch")
+    check_integers_at_the_ends("torch")
 
 
 def test_complex_numbers_and_numbers_that_a_type_does_not_hold() -> None:

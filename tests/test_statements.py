@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -89,7 +90,17 @@ def test_names_that_are_defined_come_in_order() -> None:
     ids=str,
 )
 def test_names_that_are_live_before(statements: list[Statement], live: set[str]) -> None:
-    assert live_before(statements) == live
+    words = set(re.findall(r"\w+", "\n".join(rendered(statements))))
+    assert live_before(statements, words) == live
+    assert live_before(statements, live) == live
+    assert [w for w in words if live_before(statements, [w])] == [w for w in words if w in live], "one by one"
+
+
+def test_lines_that_do_not_matter_are_not_parsed() -> None:
+    statements = ["no Python (", Loop("k", "0", "n", 1, 1, ["nor is this (", "f(k, r)"]), "r and no Python ("]
+    assert live_before(statements, ["r", "k"]) == {"r"}
+    with pytest.raises(SyntaxError):
+        live_before(statements, ["r", "n", "Python"])
 
 
 @pytest.mark.parametrize("count", [1, 10, 16, 40])

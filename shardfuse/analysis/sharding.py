@@ -217,6 +217,8 @@ def _placed(source: Sequence[Axis], target: Sequence[Axis], d: Digit) -> Axis:
         (_, singles), (plain, others) = parted(a), parted(b)
         if d in singles:
             return others[singles.index(d) :][:1]
+        if found[0] and d.weight * d.extent > d.base.extent:  # short in every run of what stands above it
+            raise CutError(f"{d} of {a} has no place in {b}")
         upper, _ = split(plain, extent(found[1]), uneven=True)
         return upper if extent(upper) <= d.extent else split(upper, d.extent)[1]
     raise CutError(f"{d} is not in {source}")

@@ -267,7 +267,7 @@ def _write_turn(
             write_take_in(e, expr, chunk, start)
         for tensor in stored:
             e.store(tensor, chunk)
-    if not chunks[0].is_masked and "r" not in live_before(e.out.statements[at + 1 :]):
+    if not chunks[0].is_masked and not live_before(e.out.statements[at + 1 :], ["r"]):
         del e.out.statements[at]
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
 

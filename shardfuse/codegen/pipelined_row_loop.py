@@ -80,8 +80,9 @@ def pipelined(
 
     def function(verb: str, body: Sequence[Statement]) -> Callable[..., str]:
         """What writes a call of ``body``: for the names of its results, at some depth, with ``words`` of some name."""
-        live = live_before(body)
-        given = [n for n in dict.fromkeys([*known, "x", "words"]) if n in live]
+        there = dict.fromkeys([*known, "x", "words"])
+        live = live_before(body, there)
+        given = [name for name in there if name in live]
         functions[f"{verb}_{name}"] = function_text(f"{verb}_{name}", given, body)
 
         def call(target: str, depth: int, words: str = "words") -> str:

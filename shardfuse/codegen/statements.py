@@ -10,13 +10,16 @@ Python's own grammar says which names a statement defines and which it uses, and
 from __future__ import annotations
 
 import ast
-from collections.abc import Generator, Iterator, Sequence
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 MARGIN = 120
 """Characters of a line of generated text, at most, as of this package's."""
 _INDENT = "    "
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -98,44 +101,59 @@ def defined(statements: Sequence[Statement]) -> list[str]:
     return found
 
 
-def live_before(statements: Sequence[Statement]) -> set[str]:
-    """The names that ``statements`` use and do not define before they do."""
-    return _live(statements, set())
+def live_before(statements: Sequence[Statement], names: Iterable[str]) -> set[str]:
+    """Those of ``names`` that ``statements`` use and do not define before they do."""
+    return _live(statements, set(names))
 
 
-def _live(statements: Sequence[Statement], known: set[str]) -> set[str]:
-    """The names that are live before ``statements``, but for those of ``known``, to which these add what they define.
+def _live(statements: Sequence[Statement], wanted: set[str]) -> set[str]:
+    """Those of ``wanted`` that are live before ``statements``.  It keeps those that these neither use nor define.
 
     What is defined in a loop, or in one branch alone, may not be there behind it.
     """
     live = set[str]()
+
+    def read(text: str) -> None:
+        live.update(wanted & _names(text)[1])
+        wanted.difference_update(live)
+
     for statement in statements:
         match statement:
             case str():
-                stored, read = _names(statement)
-                live |= read - known
-                known.update(stored)
+                # to parse a line takes longer than to write it
+                if not wanted.isdisjoint(_WORD.findall(statement)):
+                    read(statement)
+                    wanted.difference_update(_names(statement)[0])
             case Loop():
-                live |= _names(statement.range)[1] - known
-                live |= _live(statement.body, known | {statement.index})
+                read(statement.range)
+                live |= _live(statement.body, wanted - {statement.index})
             case While():
-                live |= _names(statement.test)[1] - known
-                live |= _live(statement.body, known.copy())
+                read(statement.test)
+                live |= _live(statement.body, wanted.copy())
             case Branch():
-                live |= _names(statement.test)[1] - known
-                then, otherwise = known.copy(), known.copy()
+                read(statement.test)
+                then, otherwise = wanted.copy(), wanted.copy()
                 live |= _live(statement.then, then) | _live(statement.otherwise, otherwise)
-                known |= then & otherwise
+                wanted &= then | otherwise
+        wanted -= live
     return live
 
 
-def _names(text: str) -> tuple[list[str], set[str]]:
-    """The names that a simple statement, or an expression, defines, and those that it reads."""
-    nodes = list(ast.walk(ast.parse(text)))
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    changed = {node.target for node in nodes if isinstance(node, ast.AugAssign)}
-    read = {node.id for node in names if isinstance(node.ctx, ast.Load) or node in changed}
-    return [node.id for node in names if isinstance(node.ctx, ast.Store)], read
+@lru_cache(maxsize=4096)  # functions of a pipelined loop share lines, and so do kernels
+def _names(text: str) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The names that a simple statement, or an expression, defines, in order, and those that it reads."""
+    stored: list[str] = []
+    read: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(text)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name):
+            (stored.append if isinstance(node.ctx, ast.Store) else read.add)(node.id)
+            continue
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            read.add(node.target.id)
+        todo += reversed(list(ast.iter_child_nodes(node)))
+    return tuple(stored), frozenset(read)
 
 
 def rendered(statements: Sequence[Statement], depth: int = 0) -> list[str]:

@@ -31,6 +31,7 @@ def rebuilt(text: str) -> FusionDefinition:
     match module.body:
         case [ast.FunctionDef(name="nvfuser_fusion", body=body, decorator_list=[])]:
             with FusionDefinition() as fd:
+                fd.fusion.wraps_integers = True
                 reader = _Reader(text, fd)
                 for statement in body:
                     reader.run(statement)

@@ -82,6 +82,7 @@ class _Lift:
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
         self.fd = FusionDefinition()
+        self.fd.fusion.wraps_integers = True
         self.now: dict[Val, Val] = {}
         self.parts: dict[TensorView, None] = {}
 

@@ -23,10 +23,13 @@ def report(*, clear: bool = False, measure: bool = False, html: str | Path | Non
     those that Inductor makes of it alone, which it compiles for that; nothing is measured without a GPU, nor are more
     than the last 256 regions.  ``html``:
     where the same is written as one page that needs nothing else.  Raises ``ArgumentError``
-    for what is no path, ``PageError`` where the page cannot be written; nothing is forgotten then.
+    for what is no path or no flag, ``PageError`` where the page cannot be written; nothing is forgotten then.
     """
     if not isinstance(cast(object, html), str | Path | None):
         raise ArgumentError("report", "html", html, "a string or a Path")
+    for name, flag in (("clear", clear), ("measure", measure)):
+        if not isinstance(cast(object, flag), bool):
+            raise ArgumentError("report", name, flag, "True or False")
     found = noted()
     found = _measured(found) if measure and torch.cuda.is_available() else found
     if html is not None:

@@ -30,6 +30,7 @@ class Translation:
 
     def __init__(self) -> None:
         self.fd = FusionDefinition()
+        self.fd.fusion.wraps_integers = True
         self.ops = self.fd.ops
         self.values: dict[Node, Value | Scalar] = {}
         self.numbers: list[Node] = []

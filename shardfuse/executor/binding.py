@@ -12,7 +12,8 @@ from ..errors import InputCountError, InputError
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.fusion import Fusion, FusionInput
-from ..ir.scalar import Scalar
+from ..ir.held_integers import integers_of
+from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from .written_inputs import check_written
 
@@ -44,7 +45,9 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
     for k, (declared, argument) in enumerate(zip(fusion.inputs, arguments, strict=True)):
         val = declared.val
         if isinstance(val, Scalar):
-            _check_scalar(k, val, argument)
+            number = _checked_scalar(k, val, argument)
+            for op in fusion.held.get(val, ()):
+                op.check(val, number)
             continue
         if not isinstance(argument, torch.Tensor):
             raise InputError(k, val.name, *_no_tensor(argument))
@@ -61,6 +64,17 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
             home = home or argument.device
         shapes[val] = tuple(local_logical_sizes(val, argument.shape)) if val.allocation_rank else tuple(argument.shape)
     return Bound(tensors, shapes, home or elsewhere or torch.device("cpu"))
+
+
+def check_kinds(fusion: Fusion, arguments: Sequence[object]) -> None:
+    """Tensors for tensors and numbers for scalars, one each.  Raises ``InputError``, ``InputCountError``."""
+    if len(arguments) != len(fusion.inputs):
+        raise InputCountError(len(arguments), len(fusion.inputs))
+    for k, (declared, argument) in enumerate(zip(fusion.inputs, arguments, strict=True)):
+        if isinstance(declared.val, Scalar):
+            _checked_scalar(k, declared.val, argument)
+        elif not isinstance(argument, torch.Tensor):
+            raise InputError(k, declared.val.name, *_no_tensor(argument))
 
 
 def _no_tensor(argument: object) -> tuple[str, str, str]:
@@ -85,9 +99,23 @@ def _stand_in_shape(k: int, val: TensorView, argument: torch.Tensor) -> tuple[in
     return tuple(n if n >= 0 else m for n, m in zip(val.shape, argument.shape, strict=True))
 
 
-def range_of(val: TensorView | Scalar) -> range:
-    """The integers that a scalar input takes: those of its dtype, of 64 bits at most, as kernels have them."""
-    if isinstance(val, TensorView) or not val.dtype.is_integral:
+def ranges_of(fusion: Fusion) -> list[range]:
+    """For each input the integers that it takes, where it is a scalar: what its dtype and all that reads it hold."""
+    return [
+        _shared([_range_of(i.val), *(integers_of(op.dtype) for op in fusion.held.get(i.val, ()))])
+        if isinstance(i.val, Scalar)
+        else _INT64
+        for i in fusion.inputs
+    ]
+
+
+def _shared(ranges: Sequence[range]) -> range:
+    return range(max(r.start for r in ranges), min(r.stop for r in ranges))
+
+
+def _range_of(val: Scalar) -> range:
+    """The integers of its dtype, of 64 bits at most, as kernels have them."""
+    if not val.dtype.is_integral:
         return _INT64
     if val.dtype is DataType.Bool:
         return range(2)
@@ -100,11 +128,11 @@ def is_out_of(argument: object, taken: range | None) -> bool:
     return type(argument) is int and taken is not None and argument not in taken
 
 
-def _check_scalar(k: int, val: Scalar, argument: object) -> None:
+def _checked_scalar(k: int, val: Scalar, argument: object) -> Number:
     if not isinstance(argument, int | float | bool | complex):
         kind = type(argument).__name__
         raise InputError(k, val.name, kind, f"a {val.dtype.name} scalar", "pass a Python number")
-    taken = range_of(val)
+    taken = _range_of(val)
     if isinstance(argument, int) and is_out_of(argument, taken):
         bits = argument.bit_length()
         found = str(argument) if bits < 128 else f"one of {bits} bits"
@@ -117,6 +145,7 @@ def _check_scalar(k: int, val: Scalar, argument: object) -> None:
     if isinstance(argument, complex) and not val.dtype.is_complex:
         remedy = "pass its real part, or declare dtype=DataType.ComplexDouble"
         raise InputError(k, val.name, repr(argument), f"a {val.dtype.name} scalar", remedy)
+    return argument
 
 
 def _check_tensor(

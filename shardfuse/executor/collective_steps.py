@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..ir.expr import BoundTensor, Expr
 from ..segments.segment import Segment
 from . import resharding
-from .bound_collectives import BoundStep
+from .bound_collectives import BoundCall
 from .host_program import label_of
 from .program_tensors import ProgramTensors, Storage
 from .steps import QUEUE_NOW, Allocate, Communicate, Rename, Step
@@ -19,15 +19,15 @@ class CollectiveSteps(ProgramTensors):
 
     def add_collective(self, k: int, segment: Segment, *, is_beside: bool) -> None:
         """A step that hands tensors over, where they may go to NCCL as they are; else a function of them."""
-        step = self.collective(segment)
-        if is_beside or not isinstance(step, BoundStep):
-            self.call(f"collective_{k}", segment, step, done=f"done_{k}" if is_beside else "")
+        call = self.collective(segment)
+        if is_beside or not isinstance(call, BoundCall):
+            self.call(f"collective_{k}", segment, call, done=f"done_{k}" if is_beside else "", is_sending=True)
             return
         if QUEUE_NOW not in self.steps:
             self.steps.append(QUEUE_NOW)
         handed, after = list[str](), list[Step]()
         self.give_shape(segment.inputs)
-        for t, c, source in zip(segment.outputs, step.collectives, step.sources, strict=True):
+        for t, c, source in zip(segment.outputs, call.collectives, call.sources, strict=True):
             given = segment.inputs[source]
             if c.is_in_place and t not in self.places:
                 self.contiguous(t)
@@ -39,7 +39,7 @@ class CollectiveSteps(ProgramTensors):
             if t not in self.places:
                 self.allocate(t)
             handed += [self.gapless(given), t.name]
-        self.steps += [Communicate(f"collective_{k}", step.run, tuple(handed), label_of(segment)), *after]
+        self.steps += [Communicate(f"collective_{k}", call.run, tuple(handed), label_of(segment)), *after]
 
     def take_over(self, tensor: BoundTensor, source: BoundTensor) -> None:
         """``tensor`` is what was made for ``source``, which nothing else reads: made in its shape where kernels did."""

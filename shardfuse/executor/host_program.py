@@ -20,6 +20,8 @@ from .storage import empty_on, over
 from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
+FILE = "<shardfuse program>"
+"""The name that tracebacks have for a program's text."""
 DEVICE_CALLS = ("begin", "queue_now", "start", "wait", "empty", "over", "current_device", "on_device")
 """The names of `device_calls`, on a GPU."""
 
@@ -50,6 +52,8 @@ class Program:
     """Is each output contiguous, in a storage that nothing else has?"""
     by_address: frozenset[int] = frozenset()
     """Which inputs matter by their address alone, to kernels and to NCCL."""
+    last_sending_line: int = 0
+    """Of ``text``, counted from 1: a run that fails behind it has sent all that other ranks wait for."""
     note: Callable[[Call], None] | None = None
     """Notes each call of it, given ``call``, which the watchdog compares with the other ranks'.
 
@@ -64,7 +68,7 @@ class Program:
 def bound_text(text: str, names: Mapping[str, object]) -> Host:
     """The program of this text."""
     space = dict(names)
-    exec(compile(text, "<shardfuse program>", "exec"), space)
+    exec(compile(text, FILE, "exec"), space)
     for name, function in names.items():
         if isinstance(function, Unbound):  # from its second call on the program calls what was found
             function.tell(partial(space.__setitem__, name))

@@ -25,7 +25,9 @@ def host_steps(fusion: BoundFusion, device: torch.device) -> list[Step]:
         made = expr.output.name
         match expr.op:
             case RngSeed():
-                steps.append(Call((made, f"{made}_offset"), "draw_seed", SeedSource(device, _ranks(fusion)), ()))
+                steps.append(
+                    Call((made, f"{made}_offset"), "draw_seed", SeedSource(device, _ranks(fusion)), sends=True)
+                )
             case RngOffset():
                 steps.append(Rename(made, f"{expr.inputs[0].name}_offset"))
             case Pointwise() | Cast():
@@ -55,7 +57,10 @@ def _function(op: Pointwise | Cast, expr: HostExpr) -> Callable[..., Number]:
 
     def run(*values: Number) -> Number:
         """Numbers come in the types that were declared: an input of Double may have been passed True."""
-        return host_value(op, [to_number(v, t) for v, t in zip(values, given, strict=True)], dtype)
+        found = host_value(op, [to_number(v, t) for v, t in zip(values, given, strict=True)], dtype)
+        for reader in expr.held:
+            reader.check(expr.output, found)
+        return found
 
     return run
 

@@ -67,6 +67,7 @@ from .steps import (
     Start,
     called,
     labels_of,
+    last_sending_line,
     names_of,
     program_text,
 )
@@ -280,7 +281,8 @@ class ProgramBuilder(CollectiveSteps):
             driver = open_driver(self.options.cache_directory)
         batched = steps if driver is None else batch_launches(steps, layouts, driver)
         inputs = [v.name for v in self.fusion.inputs]
-        text, apart = (program_text(inputs, [*freed(s, outputs), end]) for s in (batched, steps))
+        lines = [*freed(batched, outputs), end]
+        text, apart = program_text(inputs, lines), program_text(inputs, [*freed(steps, outputs), end])
         functions = device_calls(self.device) | called([*steps, *batched, end])
         run = bound_text(text, functions)
         if any(isinstance(s, Start) or (isinstance(s, Call) and s.label) for s in steps):
@@ -294,6 +296,7 @@ class ProgramBuilder(CollectiveSteps):
             batches={s.name: s.launches for s in batched if isinstance(s, LaunchBatch)},
             by_address=only_addressed(inputs, [*steps, end]),
             is_fresh=are_fresh(results, layouts | filled),
+            last_sending_line=last_sending_line(lines),
         )  # fmt: skip
 
     def result(self, k: int, tensor: BoundTensor, form: tuple[int, ...] | None) -> str | Call:

@@ -88,7 +88,9 @@ class ProgramTensors:
                 self.loose.discard(t)
                 self.steps.append(Rename(t.name, t.name, f"view({tuple(self.meta[t].shape)})"))
 
-    def call(self, name: str, segment: Segment, function: Callable[..., object], *, done: str = "") -> None:
+    def call(
+        self, name: str, segment: Segment, function: Callable[..., object], *, done: str = "", is_sending: bool = False
+    ) -> None:
         """``done``: for a collective that starts now and is waited for later, the name of what is waited for."""
         placed = [t for t in segment.outputs if t in self.places]
         self.give_shape(segment.inputs)
@@ -96,7 +98,9 @@ class ProgramTensors:
             if self.holds(t):
                 self.lay_out(t)
         run = in_place(function, segment, self.places) if placed else function
-        call = Call(names_of(segment.outputs), name, run, arguments_of(segment, placed), label_of(segment))
+        call = Call(
+            names_of(segment.outputs), name, run, arguments_of(segment, placed), label_of(segment), sends=is_sending
+        )
         self.steps.append(Start(call, done) if done else call)
         if done:
             self.started[done] = segment

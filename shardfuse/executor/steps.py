@@ -38,8 +38,13 @@ class Step:
 
     @property
     def calls(self) -> Mapping[str, object]:
-        """What names in its text stand for that neither a step nor the device (``launch.py``) defines."""
+        """What names in its text stand for that neither a step defines nor ``device_calls`` (``host_program.py``)."""
         return {}
+
+    @property
+    def is_sending(self) -> bool:
+        """Does it send other ranks anything, for which they wait?"""
+        return False
 
     def __str__(self) -> str:
         raise NotImplementedError
@@ -187,7 +192,8 @@ class Call(Step):
     """A function of tensors and numbers that the host runs.
 
     results: names of what it gives.  function: ``None`` where the name is one of `device_calls`.  label: what runs on
-    the device, where something does.  gives_list: are the results in a list even where it is one alone?
+    the device, where something does.  gives_list: are the results in a list even where it is one alone?  sends: does
+    it send other ranks anything?
     """
 
     results: tuple[str, ...]
@@ -196,10 +202,15 @@ class Call(Step):
     arguments: tuple[Argument, ...] = ()
     label: str = ""
     gives_list: bool = False
+    sends: bool = False
 
     @property
     def defines(self) -> tuple[str, ...]:
         return self.results
+
+    @property
+    def is_sending(self) -> bool:
+        return self.sends
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -228,6 +239,10 @@ class Start(Step):
     @property
     def defines(self) -> tuple[str, ...]:
         return (*self.collective.results, self.done)
+
+    @property
+    def is_sending(self) -> bool:
+        return True
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -269,6 +284,10 @@ class LaunchKernel(Issue):
 
     kernel: Kernel | None = None
 
+    @property
+    def is_sending(self) -> bool:
+        return self.kernel is None
+
 
 @dataclass(frozen=True)
 class LaunchBatch(Issue):
@@ -282,6 +301,10 @@ class Communicate(Issue):
     """Collectives.  arguments: for each what it is given, and where its result goes."""
 
     handle: ClassVar[str] = QUEUE
+
+    @property
+    def is_sending(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -323,6 +346,11 @@ def names_of(tensors: Iterable[BoundTensor]) -> tuple[str, ...]:
 def program_text(inputs: Sequence[str], steps: Sequence[Step]) -> str:
     """The text of the function ``program``."""
     return "\n    ".join([f"def program({', '.join(inputs)}):", *map(str, steps)]) + "\n"
+
+
+def last_sending_line(steps: Sequence[Step]) -> int:
+    """The line of ``program_text`` behind which nothing is sent any more, counted from 1; 0 where nothing is."""
+    return max((line for line, step in enumerate(steps, 2) if step.is_sending), default=0)
 
 
 def called(steps: Iterable[Step]) -> dict[str, object]:

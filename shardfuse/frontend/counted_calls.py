@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from ..errors import PeerLostError
-from ..executor.host_program import Host, Program
+from ..executor.host_program import FILE, Host, Program
 from ..mesh.calls import FAILED_RUN, Call, Ledger
 from ..mesh.process import ledger_of
 from ..rank_errors import ExchangeTimeoutError
@@ -20,24 +22,49 @@ def counted(program: Program, call: BoundCall, *, is_sending: bool) -> Program:
     if ledger is None:
         return program
     known = replace(program, call=Call.of(call.text))
-    return replace(known, run=_told_of(program.run, ledger), note=ledger.note) if is_sending else known
+    return replace(known, run=_told_of(program, ledger), note=ledger.note) if is_sending else known
 
 
-def _told_of(run: Host, ledger: Ledger) -> Host:
-    """``run``; once it has failed, calls that follow are compared as those of a rank that has not made this one.
+def _told_of(program: Program, ledger: Ledger) -> Host:
+    """Its run; once that has failed, calls that follow are compared as those of a rank that has not made this one.
 
     A rank that runs out of memory and goes on with its next batch would have the others add that to this one: it has
-    sent less than it has called, in whatever order.  Failures that another rank is the reason of are told anyway.
+    sent less than it has called, in whatever order.  One that has sent everything has made the call as the others have,
+    which need not know: ranks may agree on leaving out that batch.  Failures that another rank is the reason of are
+    told anyway.
     """
-    note = ledger.note
+    run, note, last = program.run, ledger.note, program.last_sending_line
 
     def run_or_tell(*arguments: object) -> tuple[torch.Tensor | None, ...]:
         try:
             return run(*arguments)
-        except (ExchangeTimeoutError, PeerLostError):
-            raise
-        except Exception:
-            note(FAILED_RUN)
+        except Exception as error:
+            if _is_own(error) and _line_of(error) <= last:
+                note(FAILED_RUN)
             raise
 
     return run_or_tell
+
+
+def note_failed(ranks: Sequence[int], program: Program, error: Exception, *, is_noted: bool) -> None:
+    """Tell of a call around which ``ranks`` exchange pieces, which this one has not all sent.
+
+    is_noted: is the call itself?  Where the program is told of by itself, it is not once more.
+    """
+    ledger = ledger_of(ranks) if _is_own(error) else None
+    if ledger is None:
+        return
+    if not is_noted:
+        ledger.note(program.call)
+    if ledger.latest[0] is not FAILED_RUN:
+        ledger.note(FAILED_RUN)
+
+
+def _is_own(error: Exception) -> bool:
+    return not isinstance(error, ExchangeTimeoutError | PeerLostError)
+
+
+def _line_of(error: Exception) -> int:
+    """The line of the program in which it was raised; 0 where that is before the program, as in a check of replicas."""
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    return next((line for name, line in reversed(frames) if name == FILE), 0)

@@ -48,6 +48,8 @@ def like(
         raise DefinitionError(
             "define_tensor", "sizes without strides" if strides is None else "strides without sizes", "both"
         )
+    if min(strides, default=0) < 0:
+        raise DefinitionError("define_tensor", f"strides={list(strides)}", "strides of 0 or more, as torch has them")
     contiguity, order = compute_tensor_descriptor(sizes, strides)
     shape = [n if static_sizes or n in (0, 1) else -1 for n in sizes]
     return shape, contiguity, order if order != sorted(order, reverse=True) else []

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,11 +40,13 @@ from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from ..mesh.process import ledger_of
 from .argument_checks import ranks_of
+from .counted_calls import note_failed
 from .detection import has_dtensor
+from .dtensor_results import Result, Results, entering_moves, leaving_moves, nothing_of
 from .executor_cache import PROGRAMS, FusionExecutorCache
 from .given import Given, as_given, given_of
 from .inputs import take
-from .moves import Entering, Move, move_out
+from .moves import Entering, move_out
 from .placements import placements_of, unsharded_strides
 from .shard_order import dtensor_of, left_to_right, shard_order_of, spec_of
 
@@ -198,7 +199,7 @@ class _Variant:
         self, fusion: Fusion, given: Sequence[Given | None], shapes: Sequence[tuple[int, ...]], options: CompileOptions
     ) -> None:
         self.given = given
-        self.results: WeakKeyDictionary[Program, _Results] = WeakKeyDictionary()
+        self.results: WeakKeyDictionary[Program, Results] = WeakKeyDictionary()
         """What the outputs of a program are as DTensors, once it has run."""
         self.moved: tuple[Communication, ...] = ()
         self.torch_meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], TorchDeviceMesh] = {}
@@ -253,10 +254,31 @@ class _Variant:
         values, sizes, entering = self.local(arguments, said)
         values = resolved(self.cache.fusion, values)
         program = self.cache.program(values, sizes, device)
+        is_entered, is_noted = False, bool(entering) or program.note is not None
         if entering:
             self.note(program)
-        values = [entering[k].inside() if k in entering else v for k, v in enumerate(values)]
-        outputs = program.run(*values)
+        try:
+            values = [entering[k].inside() if k in entering else v for k, v in enumerate(values)]
+            is_entered = True
+            outputs = program.run(*values)
+            results = self.leave(program, values, entering, outputs)
+            if results.moved and not entering:
+                self.note(program)
+                is_noted = True
+            return [result.of(x) for x, result in zip(outputs, results.each, strict=True)]
+        except Exception as error:
+            if not is_entered or self.is_exchanged_behind(program, entering):
+                note_failed(self.team, program, error, is_noted=is_noted)
+            raise
+
+    def leave(
+        self,
+        program: Program,
+        values: Sequence[Argument],
+        entering: Mapping[int, Entering],
+        outputs: Sequence[torch.Tensor | None],
+    ) -> Results:
+        """What ``outputs`` are as DTensors, once what was written over is where it came from."""
         for k in self.written:
             if k in entering:
                 entering[k].write_back(cast(torch.Tensor, values[k]))
@@ -264,11 +286,15 @@ class _Variant:
         if results is None:
             parts = zip(outputs, self.made, program.domains, strict=True)
             found = tuple(self.result(x, tv, domain) for x, tv, domain in parts)
-            results = self.results[program] = _Results(found, _leaving(self.made, found))
-        self.moved = (*_entering(entering), *results.moved) if entering else results.moved
-        if self.moved and not entering:
-            self.note(program)
-        return [result.of(x) for x, result in zip(outputs, results.each, strict=True)]
+            results = self.results[program] = Results(found, leaving_moves(self.made, found))
+        self.moved = (*entering_moves(entering), *results.moved) if entering else results.moved
+        return results
+
+    def is_exchanged_behind(self, program: Program, entering: Mapping[int, Entering]) -> bool:
+        """Do ranks exchange pieces behind a run of it?"""
+        parts = zip(self.made, program.domains, strict=True)
+        results = [self.result(None, tv, domain) for tv, domain in parts]
+        return bool(leaving_moves(self.made, results)) or any(k in entering for k in self.written)
 
     def note(self, program: Program) -> None:
         """Note a call around which ranks exchange pieces as one of theirs, where they send nothing within."""
@@ -280,24 +306,24 @@ class _Variant:
         """Those before and after a run of ``plan``."""
         domains = {tv: t.domain for tv, t in zip(self.cache.fusion.outputs, plan.fusion.outputs, strict=True)}
         results = [self.result(None, tv, None if tv.allocation_rank else domains[tv]) for tv in self.made]
-        return (*_entering(entering), *_leaving(self.made, results))
+        return (*entering_moves(entering), *leaving_moves(self.made, results))
 
-    def result(self, local: torch.Tensor | None, tv: TensorView, domain: BoundDomain | None) -> _Result:
+    def result(self, local: torch.Tensor | None, tv: TensorView, domain: BoundDomain | None) -> Result:
         """What an output of ``domain`` is as a DTensor."""
         if domain is None:
-            return _Result(None, None)
+            return Result(None, None)
         if local is None:
             local = self.nothing_of(tv, domain)
         if local is None:
-            return _Result(None, None)
+            return Result(None, None)
         return self.wrapped(local, domain)
 
     def nothing_of(self, tv: TensorView, domain: BoundDomain) -> torch.Tensor | None:
         """What a rank outside of the mesh has of an output, as torch has it; ``None`` on a mesh of no DTensor."""
         mesh = domain.mesh and self.torch_meshes.get((domain.mesh.ranks, domain.mesh.shape))
-        return None if mesh is None else _nothing_of(len(domain.logical), tv.dtype.torch, mesh.device_type)
+        return None if mesh is None else nothing_of(len(domain.logical), tv.dtype.torch, mesh.device_type)
 
-    def wrapped(self, local: torch.Tensor, domain: BoundDomain) -> _Result:
+    def wrapped(self, local: torch.Tensor, domain: BoundDomain) -> Result:
         from torch.distributed.tensor import Replicate
 
         strides, move = unsharded_strides(domain), None
@@ -313,7 +339,7 @@ class _Variant:
                 move = move_out(domain, placements, order, local.device)
         shape = tuple(extent(axis) for axis in domain.logical)
         piece = local if move is None else local.new_empty(move.shape)
-        return _Result(spec_of(dtensor_of(piece, mesh, placements, shape, strides)), move)
+        return Result(spec_of(dtensor_of(piece, mesh, placements, shape, strides)), move)
 
     def torch_mesh(self, mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
         key = mesh.ranks, mesh.shape
@@ -336,54 +362,6 @@ def _ranks_of(arguments: Sequence[Argument]) -> tuple[int, ...]:
     """Those of the meshes of the DTensors among the arguments."""
     meshes = (DeviceMesh.from_torch(cast("DTensor", a).device_mesh) for a in arguments if has_dtensor((a,)))
     return tuple(dict.fromkeys(rank for mesh in meshes for rank in mesh.ranks))
-
-
-def _entering(entering: Mapping[int, Entering]) -> tuple[Communication, ...]:
-    """How pieces are exchanged before a run."""
-    return tuple(piece.move.communication(piece.local.dtype) for piece in entering.values())
-
-
-def _leaving(made: Sequence[TensorView], results: Sequence[_Result]) -> tuple[Communication, ...]:
-    """How they are after it."""
-    exits = [(tv, result.move) for tv, result in zip(made, results, strict=True)]
-    return tuple(move.communication(tv.dtype.torch) for tv, move in exits if move is not None)
-
-
-@dataclass(frozen=True)
-class _Results:
-    """``moved``: how pieces of ``each`` are exchanged behind a run."""
-
-    each: tuple[_Result, ...]
-    moved: tuple[Communication, ...]
-
-
-@dataclass(frozen=True)
-class _Result:
-    """An output as a DTensor.  ``spec``: torch's word for all but the local tensor, ``None`` for what is none.
-
-    ``move``: what it takes to torch's pieces.
-    """
-
-    spec: Any
-    move: Move | None
-
-    def of(self, local: torch.Tensor | None) -> torch.Tensor | None:
-        """Without `DTensor.from_local`, which takes longer than a small collective."""
-        from torch.distributed.tensor import DTensor
-
-        if self.spec is None:
-            return local
-        if local is None:  # outside of its mesh
-            meta = self.spec.tensor_meta
-            local = _nothing_of(len(meta.shape), meta.dtype, self.spec.mesh.device_type)
-        elif self.move is not None:
-            local = self.move.leave(local)
-        return cast("Any", DTensor)(local, self.spec, requires_grad=False)
-
-
-def _nothing_of(ndim: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """What torch has of a DTensor on a rank outside of its mesh: no elements, of a single number a zero."""
-    return torch.zeros((0,) if ndim else (), dtype=dtype, device=device)
 
 
 def _known(meshes: list[DeviceMesh], mesh: DeviceMesh) -> DeviceMesh:

@@ -18,7 +18,7 @@ from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, bind_arguments, check_local_shape, is_out_of, range_of
+from ..executor.binding import Argument, bind_arguments, check_local_shape, is_out_of, ranges_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.host_program import Program
@@ -80,7 +80,7 @@ class FusionExecutorCache:
         self.programs: LRUCache[Hashable, Made] = LRUCache(PROGRAMS)
         self._tuned: LRUCache[Hashable, tuple[Schedule | None, ...]] = LRUCache(PROGRAMS)
         shapes = fusion.shape_scalars()
-        self._ranges = [range_of(i.val) for i in fusion.inputs]
+        self._ranges = ranges_of(fusion)
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._written = written_places(fusion)
         self._asks = asks_other_ranks(fusion)
@@ -233,7 +233,7 @@ class FusionExecutorCache:
     def last_trace(self) -> str:
         """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""
         if self.last_plan is None:
-            raise NoPlanError
+            raise NoPlanError("last_trace", "")
         stages = list(self.last_plan.trace)
         if self.last_program is not None:
             stages += [("kernel", source) for source in self.last_program.kernels]

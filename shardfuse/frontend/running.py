@@ -13,7 +13,7 @@ import torch
 from ..base_error import shown
 from ..errors import DefinitionError, InputError, NoReproError
 from ..executor.agreement import failures_told
-from ..executor.binding import Argument
+from ..executor.binding import Argument, check_kinds
 from ..executor.options import CompileOptions
 from ..executor.uncompiled import uncompiled
 from ..ir.caller_lines import lines_named
@@ -109,7 +109,7 @@ class Running:
         try:
             outputs = fec.run(made, inputs)
         except Exception:
-            with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
+            with lines_named(self.fusion), reproduced(lambda: self._script_for(inputs)):
                 raise
         self._dtensors.last_variant = None
         return outputs  # pyright: ignore[reportReturnType]
@@ -139,7 +139,7 @@ class Running:
                 home = _device(device)
                 self._check_sizes(sizes)
         assert self._dtensors is not None, "made with the executor"
-        with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
+        with lines_named(self.fusion), reproduced(lambda: self._script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
             outputs = fec.execute(inputs, sizes=sizes, device=home)
@@ -170,7 +170,7 @@ class Running:
         self._check_sizes(sizes)
         tuner = fec.tuner(timer, seconds)
         assert self._dtensors is not None, "made with the executor"
-        with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
+        with lines_named(self.fusion), reproduced(lambda: self._script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.tune(inputs, sizes, home, tuner)
             tuned = fec.tune(inputs, sizes, home, tuner)
@@ -212,7 +212,17 @@ class Running:
         return validated(self.fusion, inputs, run, reference_outputs, _device(device))
 
     def repro_script_for(self, inputs: Sequence[Argument] | None = None) -> str:
-        """A script that defines this fusion and, with ``inputs``, runs it on random tensors of their layout."""
+        """A script that defines this fusion and, with ``inputs``, runs it on random tensors of their layout.
+
+        Raises ``InputError`` and ``InputCountError`` for tensors in place of numbers, or the other way round.
+        """
+        if inputs is not None:
+            with lines_named(self.fusion):
+                check_kinds(self.fusion, inputs)
+        return self._script_for(inputs)
+
+    def _script_for(self, inputs: Sequence[Argument] | None) -> str:
+        """As ``repro_script_for``, of inputs that may be what is wrong."""
         return repro_script(self, None if inputs is None else [Described.of(v) for v in inputs])
 
     def last_repro_script(self) -> str:
@@ -243,7 +253,7 @@ class Running:
         if timeline is not None and html is None:
             raise DefinitionError("explain", "timeline= without html=", "html= as well: the page shows it")
         self._check_sizes(sizes)
-        with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
+        with lines_named(self.fusion), reproduced(lambda: self._script_for(inputs)):
             plan, moved = self._plan_for(inputs, sizes)
             explained = explain_plan(plan, moved)
         if html is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ..errors import ValidationError
+from ..errors import DefinitionError, ValidationError
 from ..executor.autocast import no_autocast
 from ..executor.binding import Argument
 from ..ir.fusion import Fusion
@@ -29,7 +29,7 @@ def validated(
     device: torch.device | None = None,
 ) -> list[torch.Tensor]:
     """The outputs of ``run``, which come on ``device``; left out, where the inputs are.  Raises ``ValidationError``."""
-    expected = None if reference_outputs is None else [_whole(x) for x in reference_outputs]
+    expected = None if reference_outputs is None else _checked_references(fusion, reference_outputs)
     if expected is None:
         unsharded = [_whole(x) if isinstance(x, torch.Tensor) else x for x in inputs]
         device = device or next(
@@ -40,12 +40,29 @@ def validated(
             expected = [x.clone() for x in evaluate_eager(fusion, unsharded, device)]
         _set_generator_state(device, state)
     outputs = run()
-    if len(outputs) != len(expected):
-        raise ValidationError(f"{len(outputs)} outputs", f"{len(expected)} references")
+    found = [_whole(x) for x in outputs]
+    if reference_outputs is not None:
+        _check_shapes(found, expected)
     tolerances = val_tolerances(fusion, inputs)
-    for k, (found, wanted) in enumerate(zip(outputs, expected, strict=True)):
-        _compare(k, _whole(found), wanted, tolerances[k][1])
+    for k, (x, wanted) in enumerate(zip(found, expected, strict=True)):
+        _compare(k, x, wanted, tolerances[k][1])
     return outputs
+
+
+def _checked_references(fusion: Fusion, references: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The caller's own, before anything runs.  Raises ``DefinitionError`` where these are not as many as outputs."""
+    returned = len([t for t in fusion.outputs if t not in fusion.aliases])
+    if len(references) != returned:
+        found = f"{len(references)} reference_outputs"
+        raise DefinitionError("validate", found, f"{returned}, one for each output that execute returns")
+    return [_whole(x) for x in references]
+
+
+def _check_shapes(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> None:
+    for k, (found, wanted) in enumerate(zip(outputs, references, strict=True)):
+        if found.shape != wanted.shape:
+            said = f"reference_outputs[{k}] of shape {list(wanted.shape)}"
+            raise DefinitionError("validate", said, f"{list(found.shape)}, the shape of output {k}")
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:

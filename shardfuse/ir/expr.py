@@ -7,6 +7,7 @@ from functools import cached_property
 
 from .domain import BoundDomain
 from .dtype import DataType
+from .held_integers import HeldInteger
 from .op import HostOp, Op, Window
 from .promises import Promises
 from .scalar import Scalar
@@ -74,6 +75,8 @@ class HostExpr:
     op: HostOp
     inputs: tuple[Scalar, ...]
     output: Scalar
+    held: tuple[HeldInteger, ...] = ()
+    """What computes with the output in a narrower integer type."""
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import TypeVar
 from ..errors import DefinitionError
 from ..source_line import caller_line
 from .dtype import DataType
+from .held_integers import HeldInteger, is_narrow
 from .op import RecordOp
 from .promises import Promises
 from .scalar import Number, Scalar
@@ -54,6 +55,10 @@ class Fusion:
         """Inputs that nobody reads behind a call, each in a storage that nothing else has: an output may be stored over
         one."""
         self.promises = Promises()
+        self.wraps_integers = False
+        """Do integers beyond a narrower type wrap, as eager torch has it?  Else they are refused."""
+        self.held: dict[Scalar, tuple[HeldInteger, ...]] = {}
+        """What computes in a narrower integer type with a scalar whose value is not known yet."""
         self.closed: str | None = None
         """Since when nothing more may be recorded."""
         self._own: dict[Val, None] = {}
@@ -101,6 +106,11 @@ class Fusion:
             self.check_own(f"ops.{op.name}", val)
         outputs = (output,) if isinstance(output, TensorView | Scalar) else tuple(output)
         self.records.append(Record(op, tuple(inputs), outputs))
+
+    def hold(self, op: str, argument: str, scalar: Scalar, dtype: DataType) -> None:
+        """In every call ``dtype``, in which ``op`` computes, has to hold the integer ``scalar``."""
+        if is_narrow(dtype) and scalar.dtype.is_integral and not (scalar.is_literal or self.wraps_integers):
+            self.held[scalar] = (*self.held.get(scalar, ()), HeldInteger(op, argument, dtype, caller_line()))
 
     def shape_scalars(self) -> list[Scalar]:
         """The scalar inputs that shapes depend on, in order: a plan holds for their values only."""

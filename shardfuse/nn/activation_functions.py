@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from ..frontend import FusionDefinition
-from ..ir import TensorView
+from ..ir import DataType, TensorView
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -15,7 +15,13 @@ _CUBIC = 0.044715
 
 
 def activated(fd: FusionDefinition, activation: Activation, x: TensorView) -> TensorView:
-    """The activation of ``x``, a tensor of the compute dtype."""
+    """The activation of ``x``, a tensor of the compute dtype.
+
+    gelu in float32 is the op: 8192 x 4096 of bfloat16 take 37 us on an H200, where x times its share, by CUDA's erfc,
+    takes 67 and a copy 36.
+    """
+    if activation == "gelu" and x.dtype is DataType.Float:
+        return fd.ops.gelu(x)
     return fd.ops.mul(x, share_of(fd, activation, x))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..errors import ModuleArgumentError
 from ..executor.uncompiled import uncompiled
 from .refused_calls import refusing
 from .second_derivatives import Once, apply_of_c
@@ -33,8 +34,11 @@ def embedding(
 
     input: [...] of int32 or int64; weight: [rows, width] -> [..., width].  On a GPU the gradients of 16 bits are added
     up in float32 as they are read, in the order of positions: the same bits on every rank and in every run; with one
-    of torch's further options as torch adds them up.
+    of torch's further options as torch adds them up.  Raises ModuleArgumentError for a dtype that is none of floats, as
+    torch's ``padding_idx`` by position would be.
     """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModuleArgumentError("embedding", "dtype", dtype, "None or a torch.dtype of floats")
     if padding_idx is not None or max_norm is not None or scale_grad_by_freq or sparse:
         rows = functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
         return rows if dtype is None else rows.to(dtype)

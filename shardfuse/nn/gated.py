@@ -65,7 +65,8 @@ class GatedUnit(FusedModule):
         if gate.ndim == 1 and up.ndim == 1 and self.features is not None:  # a row, as a placement of rows has it
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
         if not (gate.is_contiguous() or biases) and self.mesh is None:
-            return laid_out(lambda given: self.run(given, None), gate, up)
+            is_sized = self.features is not None
+            return laid_out(lambda given: self.run(given, None), gate, up, keeps_last=is_sized)
         return self.run((gate, up, *biases), unsharded)[0]
 
     def _on_dtensors(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:

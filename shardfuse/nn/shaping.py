@@ -89,18 +89,24 @@ def contiguous_view(x: torch.Tensor, *shape: int) -> torch.Tensor:
 
 
 def laid_out(
-    run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], first: torch.Tensor, *others: torch.Tensor
+    run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    first: torch.Tensor,
+    *others: torch.Tensor,
+    keeps_last: bool = False,
 ) -> torch.Tensor:
     """The first result of ``run((first, *others))``, pointwise and contiguous, laid out as by torch's pointwise ops.
 
     They follow the strides of the first tensor, without its gaps: a transposed tensor or an image in channels-last is
     read as it is stored, and stays so.  ``first`` is not contiguous: that is asked before, since it is quick to ask.
+    keeps_last: does ``run`` ask for the size of the last dim, which then is to be the last one still?  Shapes that
+    differ are ``run``'s to refuse, as the caller has them.
     """
     if torch.compiler.is_compiling():
         return run((first, *others))[0]
     strides = torch.empty_like(first, device="meta").stride()
     order = sorted(range(first.ndim), key=lambda d: -strides[d])
-    if order == list(range(first.ndim)) or any(t.ndim != first.ndim for t in others):
+    is_moved = keeps_last and order[-1:] != [first.ndim - 1]
+    if is_moved or order == list(range(first.ndim)) or any(t.shape != first.shape for t in others):
         return run((first, *others))[0]
     back = [order.index(d) for d in range(first.ndim)]
     return run([t.permute(order) for t in (first, *others)])[0].permute(back)

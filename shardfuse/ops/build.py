@@ -6,6 +6,7 @@ Sizes are mostly unknown here; that operands fit is checked when sizes are bound
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable
 from typing import cast
 
@@ -40,6 +41,8 @@ class Ops(RandomBuilder):
 
     def __getattr__(self, name: str) -> Callable[..., TensorView]:
         op = _ALIASES.get(name, name)
+        if op == "clamp":
+            return functools.partial(self._between, name)
         if op not in POINTWISE:
             known = [*POINTWISE, *TORCH_CALLS, *_ALIASES, *(n for n in dir(type(self)) if not n.startswith("_"))]
             raise UnknownOpError(name, difflib.get_close_matches(name, known, n=2))
@@ -47,7 +50,7 @@ class Ops(RandomBuilder):
         def call(*operands: Operand, **named: object) -> TensorView:
             for argument, value in named.items():
                 raise OperandError(name, f"argument {argument!r}", value, "operands by their places, without names")
-            return cast(TensorView, self._pointwise(op, operands))
+            return cast(TensorView, self._pointwise(op, operands, name))
 
         return call
 
@@ -56,8 +59,13 @@ class Ops(RandomBuilder):
 
     def clamp(self, x: Operand, min: Operand | None = None, max: Operand | None = None) -> TensorView:
         """``x`` between ``min`` and ``max``, either of which may be left out; NaN stays."""
-        out = x if min is None else self._pointwise("maximum", [x, min])
-        return cast(TensorView, out if max is None else self._pointwise("minimum", [out, max]))
+        return self._between("clamp", x, min, max)
+
+    def _between(self, op: str, x: Operand, min: Operand | None = None, max: Operand | None = None) -> TensorView:
+        """``op``: the name by which ``clamp`` was called."""
+        places = ("x", "min", "max")
+        out = x if min is None else self._pointwise("maximum", [x, min], op, places[:2])
+        return cast(TensorView, out if max is None else self._pointwise("minimum", [out, max], op, places[::2]))
 
     def addcmul(self, x: Operand, a: Operand, b: Operand, value: Operand = 1) -> TensorView:
         """``x + value * a * b``."""

@@ -42,11 +42,11 @@ class RandomBuilder(CallBuilder):
 
     def rand_like(self, x: TensorView) -> TensorView:
         """Uniform in [0, 1) in the shape and type of ``x``."""
-        return self.uniform(0.0, 1.0, [_size(n) for n in self.shape(x)], dtype=x.dtype)
+        return self._draw("uniform", (0.0, 1.0), self._shape_of("rand_like", x), (None, None), x.dtype)
 
     def randn_like(self, x: TensorView) -> TensorView:
         """Standard normal in the shape and type of ``x``."""
-        return self.normal(0.0, 1.0, [_size(n) for n in self.shape(x)], dtype=x.dtype)
+        return self._draw("normal", (0.0, 1.0), self._shape_of("randn_like", x), (None, None), x.dtype)
 
     def dropout(
         self, x: TensorView, p: float, rng_seed: Operand | None = None, rng_offset: Operand | None = None
@@ -59,6 +59,12 @@ class RandomBuilder(CallBuilder):
         kept = self._tensors("ge", drawn, p)
         return self._tensors("where", kept, self._tensors("mul", x, 1 / (1 - p)), 0.0)
 
+    def _shape_of(self, op: str, x: TensorView) -> list[Size]:
+        """For random numbers of the type of ``x``."""
+        if not _is_drawn(self._tensor(op, x).dtype):
+            raise OperandError(op, x.name, f"a tensor of {x.dtype.name}", "Double, Float, Half or BFloat16")
+        return [_size(n) for n in self.shape(x)]
+
     def _draw(
         self,
         op: RandomKind,
@@ -68,7 +74,7 @@ class RandomBuilder(CallBuilder):
         dtype: DataType,
     ) -> TensorView:
         self._data_type(op, dtype)
-        if not dtype.is_floating or dtype.itemsize < 2:
+        if not _is_drawn(dtype):
             raise OperandError(op, "dtype", dtype, "Double, Float, Half or BFloat16")
         seed, offset = key
         if (seed is None) != (offset is None):
@@ -85,6 +91,10 @@ class RandomBuilder(CallBuilder):
         if not isinstance(value, Scalar) or value.dtype.is_complex:
             raise OperandError(op, f"operand {k}", v, "a real number or scalar")
         return value
+
+
+def _is_drawn(dtype: DataType) -> bool:
+    return dtype.is_floating and dtype.itemsize > 1
 
 
 def _size(value: object) -> Size:

@@ -20,9 +20,12 @@ Dims = Sequence[int] | int | None
 class ReductionBuilder(ShapeBuilder):
     """Reductions over ``dims`` (all where left out, none where they are ``[]``), scans and sorting."""
 
-    def _reduce(self, op: ReductionKind, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType) -> TensorView:
-        self._tensor(op, x)
-        axes = normalize_dims(op, x, dims)
+    def _reduce(
+        self, op: ReductionKind, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType, called: str | None = None
+    ) -> TensorView:
+        """``called``: the op of the caller's line, where that has another name."""
+        self._tensor(called or op, x)
+        axes = normalize_dims(called or op, x, dims)
         if not axes:
             return self._cast(x, dtype) if dtype is not x.dtype else self.set(x)
         rest = [n for k, n in enumerate(x.shape) if k not in axes]
@@ -66,8 +69,13 @@ class ReductionBuilder(ShapeBuilder):
             raise OperandError(op, x.name, f"a tensor of {x.dtype.name}", "a type that has an order")
         return x
 
-    amax = max
-    amin = min
+    def amax(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
+        """The largest element over ``dims``; NaN where there is one."""
+        return self._reduce("max", x, dims, keepdim, self._ordered("amax", x).dtype, "amax")
+
+    def amin(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
+        """The smallest element over ``dims``; NaN where there is one."""
+        return self._reduce("min", x, dims, keepdim, self._ordered("amin", x).dtype, "amin")
 
     def any(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
         """Is any element over ``dims`` not zero?"""
@@ -103,7 +111,12 @@ class ReductionBuilder(ShapeBuilder):
         Two passes, so that a mean of 1e4 costs no digits.  Of complex elements the variance of both parts.  Of narrow
         floats in float32: only the two results are rounded.
         """
-        axes, mean, squares = self._moments("var_mean", x, dims)
+        return self._var_mean("var_mean", x, dims, correction, keepdim)
+
+    def _var_mean(
+        self, op: str, x: TensorView, dims: Dims, correction: float, keepdim: bool
+    ) -> tuple[TensorView, TensorView]:
+        axes, mean, squares = self._moments(op, x, dims)
         count = self._count(x, axes)
         below = self._pointwise("maximum", [self._pointwise("sub", [count, correction]), 0]) if correction else count
         var = self._cast(self._tensors("div", squares, below), real_type(x.dtype))
@@ -114,7 +127,7 @@ class ReductionBuilder(ShapeBuilder):
 
     def var(self, x: TensorView, dims: Dims = None, correction: float = 1, keepdim: bool = False) -> TensorView:
         """The first of ``var_mean``."""
-        return self.var_mean(x, dims, correction, keepdim)[0]
+        return self._var_mean("var", x, dims, correction, keepdim)[0]
 
     def welford(self, x: TensorView, dims: Dims = None) -> tuple[TensorView, TensorView, TensorView]:
         """Mean, sum of squared deviations, and count (Int, of the same shape).  Of narrow floats as ``var_mean``."""

@@ -12,7 +12,7 @@ from ..ir.dtype import DataType
 from ..ir.op import Broadcast, Expand, Full, Iota, Permute, Reshape, Set, Squeeze
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
-from .builder import Builder, Operand, is_held, literal, normalize_dim, normalize_dims, place_of, static
+from .builder import Builder, Operand, literal, normalize_dim, normalize_dims, place_of, static
 from .promotion import promote
 
 
@@ -191,16 +191,10 @@ class ShapeBuilder(Builder):
         """``fill_value`` everywhere."""
         self._data_type("full", dtype)
         sizes = self._shape_argument("full", shape)
-        fill = self._fill("full", fill_value, dtype)
+        fill = self._number_for("full", "fill_value", fill_value, dtype)
         out = self._fusion.new_tensor(static(sizes), dtype)
         self._fusion.record(Full(tuple(sizes)), [fill], out)
         return out
-
-    def _fill(self, op: str, fill_value: Operand, dtype: DataType) -> Scalar:
-        fill = self._number_for(op, "fill_value", fill_value, dtype)
-        if not is_held(fill, dtype):
-            raise OperandError(op, "fill_value", fill, f"a number that {dtype.name} holds")
-        return fill
 
     def full_like(self, x: TensorView, fill_value: Operand, dtype: DataType | None = None) -> TensorView:
         """``fill_value`` in the shape and the sharding of ``x``."""
@@ -208,7 +202,7 @@ class ShapeBuilder(Builder):
             self._data_type("full_like", dtype)
         result = dtype or self._tensor("full_like", x).dtype
         if not isinstance(fill_value, TensorView) or (fill_value.dtype.is_complex and not result.is_complex):
-            fill_value = self._fill("full_like", fill_value, result)
+            fill_value = self._number_for("full_like", "fill_value", fill_value, result)
         probe = self._tensors("ne", self._tensor("full_like", x), x)
         return self._cast(self._tensors("where", probe, fill_value, fill_value), result)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast, overload
 
-import torch
-
 from ..errors import AxisError, OperandError
 from ..ir.call import Call
 from ..ir.dtype import DataType
 from ..ir.fusion import Fusion
+from ..ir.held_integers import integers_of
 from ..ir.op import Broadcast, Cast, Expand, Permute, Pointwise, Reduce, Reshape, Set, Squeeze
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
@@ -35,25 +34,27 @@ class Builder:
     def __init__(self, fusion: Fusion) -> None:
         self._fusion = fusion
 
-    def _pointwise(self, name: str, operands: Sequence[Operand]) -> TensorView | Scalar:
-        op = POINTWISE[name]
+    def _pointwise(
+        self, name: str, operands: Sequence[Operand], called: str | None = None, places: Sequence[str] = ()
+    ) -> TensorView | Scalar:
+        """``called``, ``places``: the op of the caller's line, and its operands' names there; left out, ``name`` and
+        their numbers."""
+        op, said = POINTWISE[name], called or name
         if len(operands) != op.arity:
-            raise OperandError(name, "the argument list", operands, f"{op.arity} operands")
-        values = [self._operand(name, k, v) for k, v in enumerate(operands)]
+            raise OperandError(said, "the argument list", operands, f"{op.arity} operands")
+        named = places or range(len(operands))
+        values = [self._operand(said, k, v) for k, v in zip(named, operands, strict=True)]
         if all(isinstance(v, Scalar) for v in values):
             return self._host(name, cast(list[Scalar], values))
         compute, dtype = types(op, values)
+        common = "the common type of the operands"
         if name in INTEGERS_ONLY and not compute.is_integral:
-            raise OperandError(
-                name, "the common type of the operands", compute.name, "integers or Bool: cast them first"
-            )
-        _check_integers(name, values, compute)
+            raise OperandError(said, common, compute.name, "integers or Bool: cast them first")
+        self._check_integers(said, list(zip(named, values, strict=True))[op.rule is Rule.WHERE :], compute)
         if op.rule is Rule.COMPLEX and any(v.dtype.is_complex for v in values):
-            raise OperandError(name, "the common type of the operands", "complex", "real parts and imaginary parts")
+            raise OperandError(said, common, "complex", "real parts and imaginary parts")
         if (compute.is_complex or compute.is_integral) and not computes(name, compute):
-            raise OperandError(
-                name, "the common type of the operands", compute.name, "one that this op has in torch: cast them first"
-            )
+            raise OperandError(said, common, compute.name, "one that this op has in torch: cast them first")
         tensors = [v for v in values if isinstance(v, TensorView)]
         out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
         self._fusion.record(Pointwise(name), values, out)
@@ -95,7 +96,22 @@ class Builder:
         value = self._operand(op, argument, given)
         if not isinstance(value, Scalar) or (value.dtype.is_complex and not dtype.is_complex):
             raise OperandError(op, argument, given, f"a number or a scalar for {dtype.name}")
+        if not is_held(value, dtype):
+            raise OperandError(op, argument, value, f"a number that {dtype.name} holds")
+        self._fusion.hold(op, argument, value, dtype)
         return value
+
+    def _check_integers(
+        self, op: str, values: Sequence[tuple[int | str, TensorView | Scalar]], compute: DataType
+    ) -> None:
+        """Constants now, other scalars in every call."""
+        for k, v in values:
+            if not isinstance(v, Scalar):
+                continue
+            if not is_held(v, compute):
+                wanted = f"a number that {compute.name}, in which the operands are computed, holds"
+                raise OperandError(op, _place(k), v.value, f"{wanted}: cast the tensor first")
+            self._fusion.hold(op, _place(k), v, compute)
 
     def _sizes(self, op: str, argument: str, sizes: Sequence[Size]) -> list[Size]:
         """Extents or indices: integers, and integer scalars whose value is not known yet."""
@@ -160,20 +176,13 @@ def _place(k: int | str) -> str:
     return k if isinstance(k, str) else f"operand {k}"
 
 
-def _check_integers(op: str, values: Sequence[TensorView | Scalar], compute: DataType) -> None:
-    for k, v in enumerate(values):
-        if isinstance(v, Scalar) and not is_held(v, compute):
-            wanted = f"a number that {compute.name}, in which the operands are computed, holds: cast the tensor first"
-            raise OperandError(op, _place(k), v.value, wanted)
-
-
 def is_held(number: Scalar, dtype: DataType) -> bool:
     """Does ``dtype`` hold a literal?  Floats round; unsigned integers wrap negative numbers, as C and torch have it."""
     value = number.value
     if not dtype.is_integral or dtype is DataType.Bool or not number.is_literal or not isinstance(value, int | float):
         return True
-    info = torch.iinfo(dtype.torch)
-    return (info.min or -info.max) - 1 < value < info.max + 1
+    taken = integers_of(dtype)
+    return taken.start - 1 < value < taken.stop
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> list[int]:

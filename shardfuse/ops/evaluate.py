@@ -19,6 +19,7 @@ from ..ir.digits import Axis, Digit, cut_out, extent, parted
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
+from ..ir.held_integers import is_narrow
 from ..ir.layout import local_extent
 from ..ir.op import (
     Broadcast,
@@ -214,6 +215,8 @@ def _operand(value: torch.Tensor | Number, dtype: DataType, device: torch.device
     if isinstance(value, float | complex) and not dtype.is_integral:  # rounded as by a cast: too large is infinite
         wide = torch.complex128 if isinstance(value, complex) else torch.float64
         return torch.tensor(value, dtype=wide, device=device).to(dtype.torch)
+    if isinstance(value, int) and is_narrow(dtype):  # wraps, where torch raises, as in the kernels
+        return torch.full((), value, dtype=torch.int64, device=device).to(dtype.torch)
     return torch.full((), value, dtype=dtype.torch, device=device)
 
 

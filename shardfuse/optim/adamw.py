@@ -97,6 +97,9 @@ class AdamW(torch.optim.AdamW):
         error_if_nonfinite: bool = False,
         master_weights: bool = False,
     ) -> None:
+        for name, flag in (("error_if_nonfinite", error_if_nonfinite), ("master_weights", master_weights)):
+            if not isinstance(flag, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise OptimizerArgumentError("AdamW", name, flag, "True or False")
         if differentiable:
             raise OptimizerArgumentError("AdamW", "differentiable", True, "False: torch.optim.AdamW has it")
         if error_if_nonfinite and max_norm is None:

@@ -86,9 +86,10 @@ def _listed(call: str, argument: str, given: torch.Tensor | Iterable[torch.Tenso
     if isinstance(given, torch.Tensor):
         return [given]
     try:
-        return list(given)
+        each = iter(given)
     except TypeError:
         raise OptimizerArgumentError(call, argument, given, "a torch.Tensor, or a list of such") from None
+    return list(each)  # an error of a generator is the caller's own
 
 
 @torch.no_grad()

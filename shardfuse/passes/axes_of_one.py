@@ -8,7 +8,7 @@ from typing import cast
 
 from ..errors import OperandError, ShapeError
 from ..ir.base_op import numbers
-from ..ir.call import AlongAxis, Call
+from ..ir.call import AlongAxis, Call, TopK
 from ..ir.digits import Axis, CutError, extent, reshape
 from ..ir.expr import BoundTensor
 from ..ir.op import Broadcast, Cast, Expand, Full, Iota, Permute, Random, Reduce, Reshape, Set, Squeeze, ViewOp
@@ -51,7 +51,16 @@ def axes_of_one(op: OneInput, x: BoundTensor, fresh: Callable[[int], Axis]) -> t
 
 
 def check_chosen(op: Call, operands: Sequence[BoundTensor]) -> None:
-    """Raise ``ShapeError`` where the largest or smallest of nothing is to be found."""
+    """Raise ``ShapeError`` where the largest or smallest of nothing, or more than there are, are to be found."""
+    if isinstance(op, TopK):
+        x, k = operands[0], op.k
+        sizes = [extent(axis) for axis in x.domain.logical]
+        most = sizes[op.dim] if sizes else 1
+        if isinstance(k, int) and not 0 <= k <= most:
+            remedy = "ask for no more than there are"
+            raise ShapeError(
+                op.name, f"{x} of {sizes}, and k={k}", f"a k of 0 to {most}, the size of axis {op.dim}", remedy
+            )
     if isinstance(op, AlongAxis) and op.name in ("argmax", "argmin"):
         x = operands[0]
         sizes = [extent(axis) for axis in x.domain.logical]

@@ -88,7 +88,7 @@ class _Binder:
         self.sizes = sizes
         self.tensors: dict[TensorView, BoundTensor] = {}
         self.views: dict[BoundTensor, TensorView] = {}
-        self.scalars = HostScalars(numbers)
+        self.scalars = HostScalars(numbers, fusion.held)
         self.live: list[BoundTensor] = []
         self.exprs: list[Expr] = []
         self.roots = 0

@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import HostExpr
+from ..ir.held_integers import HeldInteger
 from ..ir.op import Cast, HostOp, Pointwise
 from ..ir.scalar import Number, Scalar
 from ..ops.host import host_value, to_number
 
 
 class HostScalars:
-    """``numbers``: values of the scalar inputs that shapes depend on."""
+    """``numbers``: values of the scalar inputs that shapes depend on.
 
-    def __init__(self, numbers: Mapping[Scalar, Number]) -> None:
+    ``held``: what computes in a narrower integer type with a scalar; ``OperandError`` where that does not hold it.
+    """
+
+    def __init__(self, numbers: Mapping[Scalar, Number], held: Mapping[Scalar, tuple[HeldInteger, ...]]) -> None:
+        self._held = held
         self._known: dict[Scalar, Scalar] = {
             s: Scalar(s.name, s.dtype, to_number(value, s.dtype)) for s, value in numbers.items()
         }
@@ -25,6 +30,8 @@ class HostScalars:
         return self._known.get(scalar, scalar)
 
     def define(self, scalar: Scalar, value: Number) -> None:
+        for op in self._held.get(scalar, ()):
+            op.check(scalar, value)
         self._known[scalar] = Scalar(scalar.name, scalar.dtype, value)
 
     def compute(self, op: HostOp, operands: Sequence[Scalar], out: Scalar) -> None:
@@ -35,7 +42,7 @@ class HostScalars:
             return
         fresh = Scalar(out.name, out.dtype)
         self._known[out] = fresh
-        self.left.append(HostExpr(op, tuple(operands), fresh))
+        self.left.append(HostExpr(op, tuple(operands), fresh, self._held.get(out, ())))
 
     def number(self, scalar: Scalar) -> Number:
         """The number in place of ``scalar`` among the parameters of an op."""
