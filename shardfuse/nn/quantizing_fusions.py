@@ -10,7 +10,7 @@ import torch
 
 from ..frontend import FusionDefinition
 from ..ir import DataType, TensorView
-from .activation_functions import activated
+from .activation_functions import share_of
 
 BLOCK = 128
 """Elements of a row that share a scale, as the 1 x 128 blocks of scaled matmuls do."""
@@ -75,7 +75,8 @@ def _worked(
     if spec.work == "none":
         return x, None
     if spec.work != "rms_norm" and spec.work != "layer_norm":
-        gate = activated(fd, spec.work, x)
+        # Not fd.ops.gelu, which is torch's on a CPU: that loses digits of results below 0, which block scales show.
+        gate = fd.ops.mul(x, share_of(fd, spec.work, x))
         return gate if len(rows) == 1 else fd.ops.mul(gate, rows[1]), None
     total = fd.ops.add(x, rows[1]) if len(rows) == 2 else None
     x = x if total is None else total

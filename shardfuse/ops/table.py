@@ -126,11 +126,6 @@ def _imag(x: torch.Tensor) -> torch.Tensor:
     return torch.imag(x) if x.is_complex() else torch.zeros_like(x)
 
 
-def _gelu(x: torch.Tensor) -> torch.Tensor:
-    """By ``erfc``, as kernels have it: ``1 + erf`` loses the digits of results below 0."""
-    return x * (torch.erfc(x * -math.sqrt(0.5)) * 0.5)
-
-
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
@@ -171,7 +166,7 @@ _ROWS = (
     PointwiseOp("digamma", 1, Rule.FLOAT, torch.digamma, None),
     PointwiseOp("sigmoid", 1, Rule.FLOAT, torch.sigmoid, "tl.sigmoid({0})"),
     PointwiseOp("silu", 1, Rule.FLOAT, torch.nn.functional.silu, "{0} * tl.sigmoid({0})"),
-    PointwiseOp("gelu", 1, Rule.FLOAT, _gelu, "gelu({0})"),
+    PointwiseOp("gelu", 1, Rule.FLOAT, torch.nn.functional.gelu, "gelu({0})"),
     PointwiseOp("gelu_tanh", 1, Rule.FLOAT, _gelu_tanh, _GELU_TANH),
     PointwiseOp("softplus", 1, Rule.FLOAT, torch.nn.functional.softplus, _SOFTPLUS),
     PointwiseOp("reciprocal", 1, Rule.FLOAT, torch.reciprocal, "1 / {0}", precise="tl.div_rn(1.0, {0})"),
