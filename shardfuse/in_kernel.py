@@ -43,8 +43,8 @@ def with_exchanges(
 ) -> Plan:
     """``plan`` with kernels that exchange; ``plan.in_kernel`` says of each all-reduce where it is, or why not.
 
-    why_none: why no kernel exchanges anything here; "" where that goes without saying.  is_by_default: nobody has
-    asked for kernels, so that they are of forms which have run on GPUs.
+    why_none: why no kernel exchanges anything here; "" where that goes without saying.  is_by_default: the caller
+    has not asked for kernels, so that they are of forms which have run over GPUs.
     """
     if not any(s.scheduler == "communication" for s in plan.segments):
         return plan

@@ -156,7 +156,7 @@ def count_on(context: ProcessContext, job: Job) -> None:
 
 
 def fall_back(context: ProcessContext) -> None:
-    """Where nobody asked for kernels, and one does not compile on a rank, all ranks have collectives.
+    """Where the caller has not asked for kernels, and one does not compile on a rank, all ranks have collectives.
 
     Rows are of as many columns on all ranks, as those are that kernels exchange by default.
     """

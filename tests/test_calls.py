@@ -22,6 +22,7 @@ from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor import agreement
 from shardfuse.executor.turns import Turn
+from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import process
 from shardfuse.mesh.board import Board, Record
 from shardfuse.mesh.calls import FAILED_RUN, Call, Ledger, Ledgers, Told
@@ -437,18 +438,24 @@ def test_what_is_run_is_counted(how: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert run_ranks(2, run) == [1 if how == "refused" else 2] * 2
 
 
+def over_ranks(size: int, made: Callable[[Any, TensorView, TensorView], TensorView]) -> FusionDefinition:
+    """Of [4, 4], cut over the ranks along the first dim, and an index, which the CPU looks at in each run."""
+    with FusionDefinition() as fd:
+        x, at = fd.define_tensor([4, 4]), fd.define_tensor([1], dtype=DataType.Int)
+        fd.add_output(made(fd.ops, x, at))
+        x.set_device_mesh(DeviceMesh(list(range(size))))
+        x.outer_split(0, size)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+    return fd
+
+
 def test_a_run_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind its call, which others have made as well."""
     guards = [Guard(rank) for rank in range(2)]
     monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
 
     def run(rank: int, size: int) -> list[Call]:
-        with FusionDefinition() as fd:
-            x, at = fd.define_tensor([4, 4]), fd.define_tensor([1], dtype=DataType.Int)
-            fd.add_output(fd.ops.sum(fd.ops.index_select(x, at, 1), [0]))
-            x.set_device_mesh(DeviceMesh(list(range(size))))
-            x.outer_split(0, size)
-            x.axis(0).parallelize(ParallelType.mesh_x)
+        fd = over_ranks(size, lambda ops, x, at: ops.sum(ops.index_select(x, at, 1), [0]))
         ledger = process.ledger_of((0, 1))
         assert ledger is not None
         for index in (1, 9, 1):  # of 4, which the CPU looks at, on both
@@ -466,12 +473,7 @@ def test_a_run_that_fails_once_it_has_sent_all_is_a_call_like_the_others(monkeyp
     monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
 
     def run(rank: int, size: int) -> list[Call]:
-        with FusionDefinition() as fd:
-            x, at = fd.define_tensor([4, 4]), fd.define_tensor([1], dtype=DataType.Int)
-            fd.add_output(fd.ops.index_select(fd.ops.sum(x, [0]), at, 0))
-            x.set_device_mesh(DeviceMesh(list(range(size))))
-            x.outer_split(0, size)
-            x.axis(0).parallelize(ParallelType.mesh_x)
+        fd = over_ranks(size, lambda ops, x, at: ops.index_select(ops.sum(x, [0]), at, 0))
         ledger = process.ledger_of((0, 1))
         assert ledger is not None
         for batch in range(3):

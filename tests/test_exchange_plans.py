@@ -37,7 +37,7 @@ from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
-from shardfuse.schedulers.exchange_forms import HAVE_RUN, Form, form_of
+from shardfuse.schedulers.exchange_forms import HAVE_RUN, Form, exchanged_form
 from shardfuse.schedulers.plan import KernelPlan
 from shardfuse.segments import overlap
 
@@ -140,13 +140,13 @@ def test_by_default_kernels_are_of_forms_that_have_run_on_gpus() -> None:
         (define(PARTIAL, 8192, 2, BF16), Form.WORDS),
     ):
         plan = plan_of(fd, 8)
-        assert form_of(kernel_of(plan).exchange) is form
+        assert exchanged_form(kernel_of(plan).exchange) is form
         assert plan.apart is not None
         chosen = with_exchanges(plan.apart, is_by_default=True)
         assert bool(exchanging(chosen)) == (form in HAVE_RUN)
-        told = f"none: {form.value}, have run on no GPU yet: SHARDFUSE_EXCHANGE=symmetric has them"
+        told = f"none: {form.value}, have not run over GPUs yet: SHARDFUSE_EXCHANGE=symmetric has them"
         assert form in HAVE_RUN or chosen.in_kernel == (told,)
-    assert form_of(kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), 2048)).exchange) is Form.ROWS
+    assert exchanged_form(kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), 2048)).exchange) is Form.ROWS
 
 
 def test_what_alone_is_cut_unevenly_may_be_made_inside_of_the_kernel() -> None:

@@ -1,12 +1,12 @@
-"""A walk of late teams over rows, which adds up columns too: a program has its columns of all rows of its team.
+"""A software-pipelined loop over rows that adds up columns too: a program has its columns of all rows of its group.
 
     sums of this program's columns = 0
-    for row of the team's rows, a few in a turn:        as ``pipelined_row_loop.py`` makes it
+    for row of the group's rows, a few in a turn:        as ``pipelined_row_loop.py`` makes it
         whole = collect()                               of these rows: posted a turn ago
         sums += ...;  store what is made of the rows and whole
-    store the sums: a row of partial results for each team
+    store the sums: a row of partial results for each group
 
-Rows of one turn share the sums and what is the same for all rows, and their team waits for them together.  RMSNorm's
+Rows of one turn share the sums and what is the same for all rows, and their group waits for them together.  RMSNorm's
 backward of 8192 x 32768, bfloat16, took 397 us on an H200 so, a row in a turn 420, a copy 380.
 """
 
@@ -28,7 +28,9 @@ from .walk import Walk, add_up, store_sums, sums_of, write_invariant, write_sums
 
 
 class LateWalk(Late, Walk):
-    """A late team's emitter that carries sums of columns from row to row, and holds what is the same for all rows.
+    """The emitter of an exchange with a lag that carries sums of columns from row to row.
+
+    It holds what is the same for all rows.
 
     A row of a turn is a piece of the program's kept elements: its values have names of their own.
     """

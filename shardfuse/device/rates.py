@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Rates:
     """Rates that were measured on an H200, which stand for those of a GPU that was not.
 
-    Those from ``issued`` on are fitted to the recorded timings, from which the costs of kernels are 7 % off on average
+    Those from ``issued`` on are fitted to the recorded timings, from which the costs of kernels are 6 % off on average
     (``python -m benchmarks.ranking timings``).
     """
 

@@ -61,6 +61,8 @@ INDUCTOR_FINISH_US = 7.0
 """Of what adds up columns behind rows and columns at once, for each result: 6 to 10 for 768 to 1024 columns."""
 HEAVY = {"erf": 25, "tanh": 35, "exp": 8, "log": 8, "sigmoid": 12, "pow": 12, "div": 4, "reciprocal": 4, "sqrt": 4}
 """Instructions of an element; of other ops 1."""
+RANDOM = 40
+"""Instructions of a random number: ten rounds of Philox."""
 INDUCTOR_MIXED_SHARE = 0.72
 """Of a kernel of Inductor's that reduces rows and columns at once: 0.55 to 0.72 was measured."""
 SPLIT_ROWS, SPLIT_ELEMENTS = H200.filling, 8192

@@ -170,6 +170,6 @@ def sent_in(plan: Plan, options: CompileOptions) -> list[str]:
 def promises(plan: Plan, call: BoundCall) -> list[str]:
     """What followed from a text, and has to be the same on all ranks: what they send one another, and where to.
 
-    A rank that is on none of the program's meshes has no slots, and nobody to compare them with.
+    A rank that is on none of the program's meshes has no slots, and no other rank to compare them with.
     """
     return [*sent(plan), *offsets(exchanging(plan))] if call.rank in call.ranks else []

@@ -181,15 +181,15 @@ _least: Callable[[int, int], int] = cast("Any", torch).sym_min  # of sizes that 
 
 
 def _refuse_unknown(argument: str, placement: Placement) -> None:
-    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor import Partial
 
+    if is_taken(placement):
+        return
     if type(placement) is Partial:
-        if cast("Any", placement).reduce_op != "sum":
-            advice = "pass Partial(), and an average's parts divided by the number of ranks"
-            raise PlacementError(argument, (placement,), "a sum, the only operation over partial tensors", advice)
-    elif type(placement) not in (Shard, Replicate):
-        against = "modules, which take Shard, Replicate and Partial alone"
-        raise PlacementError(argument, (placement,), against, "redistribute the tensor to one of these first")
+        advice = "pass Partial(), and an average's parts divided by the number of ranks"
+        raise PlacementError(argument, (placement,), "a sum, the only operation over partial tensors", advice)
+    against = "modules, which take Shard, Replicate and Partial alone"
+    raise PlacementError(argument, (placement,), against, "redistribute the tensor to one of these first")
 
 
 def is_taken(placement: Placement) -> bool:

@@ -6,7 +6,6 @@ Sizes are mostly unknown here; that operands fit is checked when sizes are bound
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Callable
 from typing import cast
 
@@ -26,7 +25,6 @@ _ALIASES = {
     "subtract": "sub",
     "negative": "neg",
     "absolute": "abs",
-    "clip": "clamp",
     "mod": "fmod",
 }
 
@@ -41,8 +39,6 @@ class Ops(RandomBuilder):
 
     def __getattr__(self, name: str) -> Callable[..., TensorView]:
         op = _ALIASES.get(name, name)
-        if op == "clamp":
-            return functools.partial(self._between, name)
         if op not in POINTWISE:
             known = [*POINTWISE, *TORCH_CALLS, *_ALIASES, *(n for n in dir(type(self)) if not n.startswith("_"))]
             raise UnknownOpError(name, difflib.get_close_matches(name, known, n=2))
@@ -60,6 +56,10 @@ class Ops(RandomBuilder):
     def clamp(self, x: Operand, min: Operand | None = None, max: Operand | None = None) -> TensorView:
         """``x`` between ``min`` and ``max``, either of which may be left out; NaN stays."""
         return self._between("clamp", x, min, max)
+
+    def clip(self, x: Operand, min: Operand | None = None, max: Operand | None = None) -> TensorView:
+        """As ``clamp``."""
+        return self._between("clip", x, min, max)
 
     def _between(self, op: str, x: Operand, min: Operand | None = None, max: Operand | None = None) -> TensorView:
         """``op``: the name by which ``clamp`` was called."""

@@ -1,8 +1,8 @@
-"""Which kernels exchange words with other ranks by default: those whose form has run on GPUs.
+"""Which kernels exchange words with other ranks by default: those whose form has run over several GPUs.
 
 Here alone it is said.  A form that has only run in Triton's interpreter, and been compiled, is chosen where
-``SHARDFUSE_EXCHANGE=symmetric`` asks for kernels, and by nobody else; once its test in ``tests/gpu/test_exchange.py``
-has passed on GPUs, the line below gets their names and the date.
+``SHARDFUSE_EXCHANGE=symmetric`` asks for kernels, and nowhere else; once its test in ``tests/gpu/test_exchange.py``
+has passed and ranks have run it over GPUs of their own, the line below gets their names and the date.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HAVE_RUN: Mapping[Form, str] = {
 """On which GPUs, and when."""
 
 
-def form_of(exchange: RankExchange) -> Form:
+def exchanged_form(exchange: RankExchange) -> Form:
     """Of a kernel that is planned."""
     if exchange.sent is not None:
         return Form.ROWS if exchange.is_in_rows else Form.WORDS
@@ -42,5 +42,7 @@ def form_of(exchange: RankExchange) -> Form:
 
 def why_not_by_default(exchange: RankExchange) -> str | None:
     """Why a kernel that could exchange is not chosen unless it is asked for; ``None`` where it is."""
-    form = form_of(exchange)
-    return None if form in HAVE_RUN else f"{form.value}, have run on no GPU yet: SHARDFUSE_EXCHANGE=symmetric has them"
+    form = exchanged_form(exchange)
+    return (
+        None if form in HAVE_RUN else f"{form.value}, have not run over GPUs yet: SHARDFUSE_EXCHANGE=symmetric has them"
+    )

@@ -144,7 +144,7 @@ class Features(Space):
 
     @property
     def are_few_held(self) -> bool:
-        """Are there few rows of one input that are read three times, and does a small group hold each?
+        """Are rows of one input, no more than multiprocessors, read three times, and does a small group hold each?
 
         The same for a segment whose statistics are joined, of which two reads are one.
         """

@@ -17,16 +17,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, prod
 
-from ..device.region_costs import HEAVY
+from ..device.region_costs import HEAVY, RANDOM
 from ..ir.expr import BoundTensor
 from ..ir.op import Pointwise, Random, Reduce, Statistic
 from .features import Features
 from .plan import KernelPlan, reads
 from .resources import resources_of
 from .schedule import RowLoop
-
-_DRAWN = 40
-"""Instructions of a random number: ten rounds of Philox."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def _instructions(plan: KernelPlan) -> float:
         lanes = _lanes(space.kept, schedule.kept) * _lanes(space.reduced, schedule.reduced)
     total = 0.0
     for e in plan.segment.exprs:
-        weight = _DRAWN if isinstance(e.op, Random) else 0.0
+        weight = RANDOM if isinstance(e.op, Random) else 0.0
         if isinstance(e.op, Pointwise | Reduce | Statistic):
             weight = HEAVY.get(e.op.name, 1)
         held = (t for t in (*e.tensors, *e.outputs) if t in space.atoms)

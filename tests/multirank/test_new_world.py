@@ -49,7 +49,7 @@ def test_a_sync_batch_norm_in_a_larger_world(pg: Any) -> None:
 
 @pytest.mark.fresh_world
 def test_results_are_on_the_mesh_of_this_world(pg: Any) -> None:
-    """torch finds the groups of a mesh by names, which are others', or nobody's, in the next world."""
+    """torch finds the groups of a mesh by names, which are another group's, or none's, in the next world."""
     if pg.device.type != "cpu" or pg.size < 2:
         pytest.skip("on a CPU, 2 ranks or more")
     with FusionDefinition() as fd:
