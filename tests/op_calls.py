@@ -181,9 +181,12 @@ def _triangle(name: str) -> Make:
     return make
 
 
-def _clamp(d: Draw) -> OpCase:
-    x, bounds = d.tensor(d.shape(0, 3)), d.pick((-1, 2), (None, 1), (0, None))
-    return called(lambda o, t: o.clamp(t[0], *bounds), lambda x: x.clamp(*bounds), [x])
+def _clamp(name: str) -> Make:
+    def make(d: Draw) -> OpCase:
+        x, bounds = d.tensor(d.shape(0, 3)), d.pick((-1, 2), (None, 1), (0, None))
+        return called(lambda o, t: getattr(o, name)(t[0], *bounds), lambda x: x.clamp(*bounds), [x])
+
+    return make
 
 
 # --- reductions and scans ----------------------------------------------------------------------------------
@@ -352,7 +355,8 @@ CALLS: dict[str, Make] = {
     "reshape": _reshape, "permute": _permute, "transpose": _transpose, "squeeze": _squeeze, "unsqueeze": _unsqueeze,
     "broadcast": _broadcast, "expand": _expand, "broadcast_in_dim": _broadcast_in_dim, "stride_order": _stride_order,
     "set": _copy("set"), "segment_set": _copy("segment_set"), "cast": _cast, "full": _full, "full_like": _full_like,
-    "iota": _iota, "triu": _triangle("triu"), "tril": _triangle("tril"), "clamp": _clamp,
+    "iota": _iota, "triu": _triangle("triu"), "tril": _triangle("tril"),
+    "clamp": _clamp("clamp"), "clip": _clamp("clip"),
     **{name: _reduction(name) for name in (*REDUCTION_TABLE, "amax", "amin", "mean")},
     "var": _var, "var_mean": _var_mean, "welford": _welford,
     **{name: _scan(name) for name in ("cumsum", "cumprod", "cummax", "cummin")},

@@ -20,7 +20,7 @@ from forked_ranks import serve
 
 from shardfuse import FusionDefinition, ParallelType
 from shardfuse.executor.collective_calls import all_reduce
-from shardfuse.mesh import DeviceMesh, Team
+from shardfuse.mesh import DeviceMesh, Team, process
 from shardfuse.mesh.process import ProcessContext, fail, finalize, initialize
 from shardfuse.rank_errors import ForkedProcessError
 
@@ -108,6 +108,10 @@ def fork_after_a_run(rank: int, size: int) -> None:
 
 def main(case: str) -> None:
     context = initialize(timeout=60)
+    life = process._find_life()
+    assert life is not None
+    assert life.watchdog is not None
+    assert len(life.watchdog._board.records) == context.world_size - 1  # from the start on, whoever ends is known
     reduce_over_all(context)
     if case == "finish":  # one rank finishes long before the other, by finalize() first, then by its end
         fork_after_a_run(context.rank, context.world_size)

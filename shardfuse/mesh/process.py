@@ -211,6 +211,7 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
     if _start.guard is not None:
         _start.guard.watch_device(context.device, context.timeout)
         meet(job, f"{world}/formed", rank, world_size)
+        _start.guard.learn_processes()
     if world_size > 1:
         settings = read_settings()
         open_arena(context.device, settings.exchange, context.timeout, is_interpreted=settings.triton_interpret)

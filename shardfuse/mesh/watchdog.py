@@ -117,6 +117,10 @@ class Watchdog:
         """Tell where this rank computes, and for how many seconds it waits for others, once it has a process group."""
         self._probe, self._timeout = StreamProbe(device), timeout
 
+    def learn_processes(self) -> None:
+        """Read all ranks' records, now that each has written one: from then on the end of any process is seen."""
+        self._board.exchange(_ANSWER)
+
     def lost(self, rank: int) -> str | None:
         """Why the rank will come to nothing any more, as it tells by itself; None while it works."""
         record = self._board.records.get(rank)
@@ -314,7 +318,7 @@ class Watchdog:
         host = self._host_rank or 0
         if self._board.error is None or self._has_ended_after_all(host):
             return None
-        for _ in range(10):  # a process that ends closes its connections first
+        for _ in range(40):  # 2 s: a process that ends closes its connections first, on a busy machine long before
             if self._host_has_ended():
                 return Fault(host, _WORDLESS)
             time.sleep(0.05)
