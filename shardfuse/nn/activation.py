@@ -57,7 +57,7 @@ class SwiGLU(GatedUnit, ParameterModule):
         self.describe()
 
     @property
-    def _activation(self) -> Activation:
+    def activation(self) -> Activation:
         return "silu"
 
     def settings(self) -> dict[str, object]:
