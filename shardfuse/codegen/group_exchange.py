@@ -33,6 +33,7 @@ from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 from .emitter import Emitter
+from .exchange_functions import collect_words_text, post_polled_text
 from .indexing import dynamic_terms, member_terms
 from .source import MAILBOX
 from .statements import Loop, Statement
@@ -44,44 +45,6 @@ _AT_ONCE = 4
 _LARGEST_BLOCK = 1 << 20
 """Elements of a block, at most: Triton has no larger ones (``TRITON_MAX_TENSOR_NUMEL``)."""
 
-_POST_POLLED = '''@triton.jit
-def post(ptr, epoch, value):
-    """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
-    bits = value.to(tl.int32, bitcast=True)
-    tl.inline_asm_elementwise(
-        """{{
-{lines}
-        }}""",
-        "=r,l,r,r",
-        [ptr, bits, epoch],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-'''
-
-_COLLECT_WORDS = '''@triton.jit
-def {name}({pointers}, epoch):
-    """The bits of every member's words, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
-    return tl.inline_asm_elementwise(
-        """{{
-{lines}
-        }}""",
-        "{constraints}",
-        [{pointers}, epoch],
-        dtype={types},
-        is_pure=False,
-        pack={pack},
-    )
-'''
-
-
-_INTERPRETED_COLLECT_WORDS = '''@triton.jit
-def {name}({pointers}, epoch):
-    """The bits of every member's words as they are: programs that run one after the other do not wait."""
-    return {bits}
-'''
-
 
 def _use_polling(e: Emitter, results: int, *, by_one: bool, pack: int = 1) -> None:
     """The functions that post words which others poll, and wait for so many of each member.
@@ -89,58 +52,13 @@ def _use_polling(e: Emitter, results: int, *, by_one: bool, pack: int = 1) -> No
     ``by_one``: one thread stores a word; else every thread that has it, the same bits in one transaction a warp.
     ``pack``: of each result, how many words a thread asks for at once.
     """
-    e.helpers |= texts_of("post", interpret=True) if e.interpret else {"post": _post_polled(by_one=by_one)}
-    collect = _interpreted_collect_words(results) if e.interpret else _collect_words(results, e.turns, pack=pack)
-    e.helpers[_collecting(results)] = collect
-
-
-def _post_polled(*, by_one: bool) -> str:
-    lines = [".reg .b64 word;", "mov.b64 word, {$2, $3};"]
-    if by_one:
-        lines[:0] = [".reg .pred first;", ".reg .u32 thread;"]
-        lines += ["mov.u32 thread, %tid.x;", "setp.eq.u32 first, thread, 0;"]
-    lines.append(f"{'@first ' if by_one else ''}st.relaxed.gpu.global.b64 [$1], word;")
-    lines.append("mov.u32 $0, 0;")
-    return _POST_POLLED.format(lines="\n".join(" " * 12 + line for line in lines))
-
-
-def _interpreted_collect_words(results: int) -> str:
-    bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(results))
-    return _INTERPRETED_COLLECT_WORDS.format(name=_collecting(results), pointers=_pointers(results), bits=bits)
-
-
-def _collect_words(results: int, turns: int | None, *, pack: int) -> str:
-    """``turns``: polls after which a program gives up and goes on with what it has."""
-    words = results * pack
-    lines = [".reg .pred wrong;", f".reg .b64 word<{words}>;"]
-    lines.append(f".reg .u32 bits<{words}>, found<{words}>{', turns' if turns else ''};")
-    lines += ["mov.u32 turns, 0;"] if turns else []
-    lines.append("again:")
-    lines += [f"ld.relaxed.gpu.global.b64 word{k}, [${words + k}];" for k in range(words)]
-    for k in range(words):
-        lines.append(f"mov.b64 {{bits{k}, found{k}}}, word{k};")
-        lines.append(f"setp.ne{'.or' if k else ''}.u32 wrong, found{k}, ${2 * words}{', wrong' if k else ''};")
-    if turns:
-        lines += ["add.u32 turns, turns, 1;", f"setp.lt.and.u32 wrong, turns, {turns}, wrong;"]
-    lines.append("@wrong bra again;")
-    lines += [f"mov.u32 ${k}, bits{k};" for k in range(words)]
-    types = ", ".join(["tl.int32"] * results)
-    return _COLLECT_WORDS.format(
-        name=_collecting(results),
-        pointers=_pointers(results),
-        lines="\n".join(" " * (8 if line.endswith(":") else 12) + line for line in lines),
-        constraints=",".join(["=r"] * words + ["l"] * words + ["r"] * pack),
-        types=f"({types})" if results > 1 else types,
-        pack=pack,
-    )
+    e.helpers |= texts_of("post", interpret=True) if e.interpret else {"post": post_polled_text(by_one=by_one)}
+    name = _collecting(results)
+    e.helpers[name] = collect_words_text(name, results, turns=e.turns, pack=pack, interpret=e.interpret)
 
 
 def _collecting(results: int) -> str:
     return f"collect_{results}"
-
-
-def _pointers(results: int) -> str:
-    return ", ".join(f"ptr{k}" for k in range(results))
 
 
 def member_alone(plan: KernelPlan) -> KernelPlan:

@@ -5,8 +5,8 @@
     Branch("x < 3", (...), (...))                   if x < 3: ... else: ...
 
 A simple statement is a call, a ``return``, or an assignment to names, with blanks around its ``=`` and none around that
-of a keyword argument: so the names that it defines and those that it reads are told without Python's parser, which takes
-longer than all else that a kernel's text does.  Nothing but ``rendered`` indents.
+of a keyword argument: so what it defines and what it reads are told without Python's parser, which takes longer than
+all else that a kernel's text does.  Nothing but ``rendered`` indents.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _lines(statements: Sequence[Statement], depth: int) -> Iterator[str]:
     for statement in statements:
         match statement:
             case str():
-                yield from (_INDENT * depth + line for line in statement.split("\n")) if statement else [""]
+                yield from (_INDENT * depth + line if line else "" for line in statement.split("\n"))
             case Loop():
                 yield f"{_INDENT * depth}for {statement.index} in {statement.range}:"
                 yield from _lines(statement.body, depth + 1)

@@ -79,8 +79,7 @@ def for_words(schedule: Schedule, space: Space, members: int) -> Schedule:
 
 def member_words(plan: KernelPlan) -> int:
     """64-bit words of a set of slots in which the programs of each row give each other their parts of reductions."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = plan.rank_exchange
     if exchange.members == 1:
         return 0
     return len([e for e in plan.segment.exprs if isinstance(e.op, Reduce)]) * plan.space.kept * exchange.members
@@ -98,6 +97,5 @@ def flags_of_rows(exchange: RankExchange) -> int:
 
 def words_of_rows(plan: KernelPlan) -> int:
     """64-bit words of each rank's slots for rows, with their flags."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = plan.rank_exchange
     return flags_of_rows(exchange) + 2 * exchange.programs * (exchange.ranks - 1) * row_elements(plan) // 4
