@@ -79,8 +79,9 @@ def _kernel(
         plan.name, _comments(e), e.helpers, _tensors(plan), tuple(s for s in plan.segment.scalars if not s.is_literal),
         integers, (), grid, plan.schedule, e.tile.x_block, mailbox,
         # programs that claim their numbers wait for no number that none has claimed
-        is_cooperative=bool(mailbox) and not (exchange is not None and exchange.is_claimed),
+        is_cooperative=bool(mailbox) and not (exchange is not None and exchange.is_claimed), accesses=(),
     )  # fmt: skip
+    whole: Emitter | None = None
     if isinstance(e, Late):
         body = pipelined_loop(e, plan.name, [*kernel.parameters, *defined(preamble)])
     elif plan.schedule.members:
@@ -88,12 +89,15 @@ def _kernel(
     elif exchange is not None:
         body = program_loops([*_row_lines(e), *e.body], _rows(e), exchange)
     elif (test := before_last(e)) is not None:
-        body = ["", Branch(test, emitted(is_whole=True).body, e.body)]
+        whole = emitted(is_whole=True)
+        body = ["", Branch(test, whole.body, e.body)]
     elif (test := where_whole(e)) is not None:
-        body = ["", Branch(test, emitted(is_whole=True, is_before_ends=True).body, e.body)]
+        whole = emitted(is_whole=True, is_before_ends=True)
+        body = ["", Branch(test, whole.body, e.body)]
     else:
         body = e.body
-    return replace(kernel, body=[*preamble, *body], helpers=e.helpers)
+    accesses = (*(whole.accesses if whole else ()), *e.accesses)
+    return replace(kernel, body=[*preamble, *body], helpers=e.helpers, accesses=(accesses,))
 
 
 def _emitted(

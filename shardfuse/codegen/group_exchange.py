@@ -35,7 +35,7 @@ from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 from .emitter import Emitter
 from .exchange_functions import collect_words_text, post_polled_text
 from .indexing import dynamic_terms, member_terms
-from .source import MAILBOX
+from .source import MAILBOX, MemoryAccess
 from .statements import Loop, Statement
 
 _LINE = LINE_BYTES // 8
@@ -223,4 +223,6 @@ def prefetch_next(e: Emitter) -> None:
             terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
             terms += [str(window.first)] if window and window.first else []
             source = plan.segment.windows[tensor].tensors[0] if window else tensor
-            e.out.line(f"prefetch({' + '.join([f'{source}_ptr', *terms])})")
+            pointer = " + ".join([f"{source}_ptr", *terms])
+            e.accesses.append(MemoryAccess("prefetch", source, pointer))
+            e.out.line(f"prefetch({pointer})")

@@ -45,7 +45,7 @@ class Packed(Words):
                 pointer, has_x, has_r = self.pointer(tensor, chunk)
                 options = self.mask(has_x, has_r, chunk) + EVICT_LAST
                 self.came[key] = f"{self.name(tensor, chunk)}_read"
-                self.out.line(f"{self.came[key]} = tl.load({pointer}{options})")
+                self.out.line(f"{self.came[key]} = {self.load_text(tensor, pointer, options)}")
 
     came: dict[tuple[BoundTensor, str], str]
     """What was read ahead."""

@@ -17,7 +17,7 @@ from .accumulators import accumulator
 from .bodies import load_and_compute
 from .combining import accumulate
 from .emitter import Emitter
-from .indexing import dynamic_terms, groups, integer, promise
+from .indexing import dynamic_terms, groups, integer, plus, promise
 from .statements import Loop, Statement, Writer
 from .tile import X_SIZE, Chunk, Strides
 
@@ -257,9 +257,8 @@ def store_sums(
                 text = f"{acc.reduced(text, 0)}[None, :]"
             if acc.is_logical:
                 text = f"{text} != 0"
-            at = f" + {chunk.start}" if chunk.start else ""
-            mask = f", mask={chunk.mask}" if chunk.is_masked else ""
-            e.out.line(f"tl.store({expr.output}_ptr + partial{at} + {chunk.lane}, {text}{mask})")
+            pointer = f"{plus(f'{expr.output}_ptr + partial', chunk.start or 0)} + {chunk.lane}"
+            e.out.line(e.store_line(expr.output, pointer, text, f", mask={chunk.mask}" if chunk.is_masked else ""))
 
 
 def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
