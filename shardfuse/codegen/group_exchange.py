@@ -1,4 +1,4 @@
-"""The exchange of a team: partial results of programs that share a row, through a mailbox in global memory.
+"""The exchange of a group: partial results of programs that share a row, through a mailbox in global memory.
 
 Each member stores one word for each result, ``epoch << 32 | bits``, and waits for those of the others, in one of two
 ways.  *Words*: each thread polls those that it takes until they carry the epoch of this exchange; the value is the
@@ -6,10 +6,10 @@ flag, no fence or atomic is needed.  A word is written and read by one relaxed a
 GPU: PTX lets a vector of two 32-bit accesses be seen in halves, and says nothing of a plain store that another program
 reads meanwhile.  That is for columns, whose words are enough for all threads to have one each, and for pairs of rows.
 *Counted*: members count themselves in, and one thread polls the count, which orders the words and leaves the memory to
-the others (group norm of 2 x 640 x 64 x 64, held by teams: 11.0 us on an H200, where all threads poll the words of a
+the others (group norm of 2 x 640 x 64 x 64, held by groups: 11.0 us on an H200, where all threads poll the words of a
 row 12.1).
 
-A mailbox belongs to one bound kernel with one grid, of ``teams`` teams (``teams = grid / members``)::
+A mailbox belongs to one bound kernel with one grid, of ``teams`` groups (``teams = grid / members``)::
 
     words   [2, teams, slots, members, lanes]   int64, slots: results that are exchanged at once
     epochs  [grid]                              int64, each program its own, kept between launches
@@ -62,7 +62,7 @@ def _collecting(results: int) -> str:
 
 
 def member_alone(plan: KernelPlan) -> KernelPlan:
-    """``plan`` with teams of one: the interpreter runs one program after the other, so that none can wait.
+    """``plan`` with groups of one: the interpreter runs one program after the other, so that none can wait.
 
     Those that walk keep what they do of the next row: the words of a lone member are there when it asks.
     """
@@ -104,7 +104,7 @@ def _sets(plan: KernelPlan) -> int:
 
 
 def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
-    """Before the loop over rows: who this program is, its epoch, where its words are, and where the team counts."""
+    """Before the loop over rows: who this program is, its epoch, where its words are, and where the group counts."""
     members = plan.schedule.members
     words = slots(plan) * members * lanes
     lines = [
@@ -130,8 +130,8 @@ EPOCH_STORE = "tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))"
 """What ends a launch: the next one goes on counting from this program's last epoch."""
 
 
-def team_loop(body: Sequence[Statement], rows: str) -> list[Statement]:
-    """``body`` for each row of the team in turn, and what comes after the last.
+def group_loop(body: Sequence[Statement], rows: str) -> list[Statement]:
+    """``body`` for each row of the group in turn, and what comes after the last.
 
     ``rows``: text of their number, "" for a single one.
     """
@@ -139,7 +139,7 @@ def team_loop(body: Sequence[Statement], rows: str) -> list[Statement]:
     return ["", *turns, "", EPOCH_STORE]
 
 
-def write_team_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> list[str]:
+def write_group_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> list[str]:
     """Exchanges all of ``parts`` at once: results of one phase, in 32 bits, with the text of what this member has.
 
     Gives for each the text of those of all members, ``[members]`` or ``[members, lanes]``.
@@ -161,7 +161,7 @@ def write_team_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> li
     return whole
 
 
-def write_late_wait(e: Emitter, types: Sequence[DataType], *, by_one: bool) -> list[str]:
+def write_lagged_wait(e: Emitter, types: Sequence[DataType], *, by_one: bool) -> list[str]:
     """Waits for the words of the epoch before the last; the text of each result of all members."""
     _use_polling(e, len(types), by_one=by_one)
     e.out.line(_set_line(e, "(epoch - 1)"))
@@ -196,11 +196,11 @@ def _as_type(bits: str, dtype: DataType) -> str:
     return f"{bits}.to(tl.float32, bitcast=True)" if dtype is DataType.Float else bits
 
 
-# what a team fetches while it waits
+# what a group fetches while it waits
 
 
 def prefetch_next(e: Emitter) -> None:
-    """The team's next row, if there is one, is fetched into L2 while this one waits for the others' words."""
+    """The group's next row, if there is one, is fetched into L2 while this one waits for the others' words."""
     plan, tile = e.plan, e.tile
     if e.interpret or not plan.schedule.prefetches or tile.is_alone or not tile.last_share:
         return

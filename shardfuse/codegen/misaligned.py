@@ -96,7 +96,7 @@ class Aligned(Emitter):
 # rows in registers
 
 
-class OddRows(Words):
+class MisalignedRows(Words):
     """An emitter whose chunks count from the word that the first element of the row lies in."""
 
     def is_row(self, tensor: BoundTensor) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ..ir.expr import BoundTensor
 from .loads import EVICT_LAST
-from .misaligned import OddRows
+from .misaligned import MisalignedRows
 from .source import Text
 from .tile import Chunk
 from .words import Words
@@ -77,7 +77,7 @@ class Packed(Words):
                 self.out.line(f"{words} = again({words})")
 
 
-class OddPacked(OddRows, Packed):
+class MisalignedPacked(MisalignedRows, Packed):
     """Of misaligned rows."""
 
     def read_ahead(self, wanted: Sequence[BoundTensor], chunks: Sequence[Chunk]) -> None:
