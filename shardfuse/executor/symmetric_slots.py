@@ -37,6 +37,7 @@ from ..schedulers.sent_words import row_elements
 from .comparison import digest
 from .kept_tensors import made_to_last
 from .kernel import Argument, Kernel, Launch
+from .launch import index_of
 from .options import CompileOptions
 
 _LINE = 16
@@ -184,17 +185,18 @@ def why_refused(text: str) -> str | None:
     return None if isinstance(found, str) else found.decided.get(digest(text))
 
 
+def device_in_reach() -> torch.device | None:
+    """The one of this rank whose kernels reach what ranks share; ``None`` where ranks share nothing."""
+    found = arena()
+    return None if isinstance(found, str) else found.device
+
+
 def is_in_reach(device: torch.device) -> bool:
     """Do kernels on ``device`` reach what its ranks share?  Of the GPUs of a process, one does."""
-    found = arena()
-    if isinstance(found, str) or found.device.type != device.type:
+    found = device_in_reach()
+    if found is None or found.type != device.type:
         return False
-    return device.type != "cuda" or _index(found.device) == _index(device)
-
-
-def _index(device: torch.device) -> int:
-    number = cast("int | None", device.index)
-    return torch.cuda.current_device() if number is None else number
+    return device.type != "cuda" or index_of(found) == index_of(device)
 
 
 def room(plans: Sequence[KernelPlan]) -> str | None:
@@ -268,35 +270,16 @@ def offsets(plans: Sequence[tuple[int, KernelPlan]]) -> list[str]:
 @contextmanager
 def taken_back_on_failure() -> Generator[None]:
     """What the body takes of the arena is free again where it raises, as it does on every rank."""
-    before = _state()
+    found = arena()
+    if isinstance(found, str):
+        yield
+        return
+    used, regions = found.used, dict(found.regions)
     try:
         yield
     except BaseException:
-        _restore(before)
+        found.used, found.regions = used, regions
         raise
-
-
-@contextmanager
-def taken_back() -> Generator[None]:
-    """What the body takes of the arena is free again."""
-    before = _state()
-    try:
-        yield
-    finally:
-        _restore(before)
-
-
-def _state() -> tuple[int, list[Hashable]]:
-    found = arena()
-    return (0, []) if isinstance(found, str) else (found.used, list(found.regions))
-
-
-def _restore(before: tuple[int, list[Hashable]]) -> None:
-    found = arena()
-    if not isinstance(found, str):
-        found.used = before[0]
-        for key in [key for key in found.regions if key not in before[1]]:
-            del found.regions[key]
 
 
 def _regions_of(within: Arena) -> dict[Hashable, Region]:
