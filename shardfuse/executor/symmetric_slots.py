@@ -68,8 +68,7 @@ class Region:
 
         It raises ExchangeTimeoutError once a wait was in vain.
         """
-        exchange = plan.exchange
-        assert exchange is not None, "a kernel whose ranks exchange"
+        exchange = _exchange_of(plan)
         is_on_gpu = self.arena.device.type == "cuda"
         address = self.table.data_ptr() if is_on_gpu else self.table  # which Triton's interpreter asks more of
         told, order, ranks, room = self.arena.told, self.arena.order, self.ranks, self.arena.room
@@ -152,8 +151,7 @@ def handed_out() -> int:
 
 def hand_out_from(offset: int) -> None:
     """What is handed out next begins there, or behind."""
-    found = arena()
-    assert not isinstance(found, str), "ranks have told what they have of it"
+    found = _shared()
     found.used = max(found.used, offset)
 
 
@@ -164,8 +162,7 @@ def decide(text: str, why: str | None, plans: Sequence[KernelPlan] = (), tables:
     tables: what ``tables_for`` has made of the plans.  With them nothing is allocated here, where a rank that fails
     would be alone with that.
     """
-    found = arena()
-    assert not isinstance(found, str), "ranks have told what they have of it"
+    found = _shared()
     why = room(plans) if why is None else why
     if why is None:
         for plan in plans:
@@ -215,8 +212,7 @@ def tables_for(plans: Sequence[KernelPlan]) -> Tables:
 
     A rank that has none left says so to the others, which wait to know whether it has.
     """
-    found = arena()
-    assert not isinstance(found, str), "it was asked for"
+    found = _shared()
 
     def make() -> dict[Hashable, torch.Tensor]:
         new = _new_regions(found, plans).items()
@@ -238,16 +234,13 @@ def _new_regions(found: Arena, plans: Sequence[KernelPlan]) -> dict[Hashable, tu
 
 def is_crowded(plans: Sequence[KernelPlan]) -> bool:
     """Does NCCL need so many multiprocessors of this rank's GPU that a kernel would have less than half of them?"""
-    found = arena()
-    assert not isinstance(found, str), "it was asked for"
+    found = _shared()
     return any(found.room.left() < min(programs_at_once(p), p.device.multiprocessors // 2) for p in plans)
 
 
 def region_of(plan: KernelPlan, tables: Tables = _NO_TABLES) -> Region:
     """The region of a kernel, found or made; there is room.  tables: memory for its table, where that is there."""
-    found, exchange = arena(), plan.exchange
-    assert not isinstance(found, str), "it was asked for"
-    assert exchange is not None, "a kernel whose ranks exchange"
+    found, exchange = _shared(), _exchange_of(plan)
     known = _regions_of(found)
     key, words = _key({key: region.words for key, region in known.items()}, plan)
     region = known.get(key)
@@ -282,6 +275,18 @@ def taken_back_on_failure() -> Generator[None]:
         raise
 
 
+def _shared() -> Arena:
+    """Where ranks have told what they have of it, there is one."""
+    found = arena()
+    assert not isinstance(found, str), "it was asked for"
+    return found
+
+
+def _exchange_of(plan: KernelPlan) -> RankExchange:
+    assert plan.exchange is not None, "a kernel whose ranks exchange"
+    return plan.exchange
+
+
 def _regions_of(within: Arena) -> dict[Hashable, Region]:
     return cast("dict[Hashable, Region]", within.regions)
 
@@ -295,8 +300,7 @@ def lost(within: Arena) -> ExchangeTimeoutError:
 
 def _key(known: Mapping[Hashable, int], plan: KernelPlan) -> tuple[Hashable, int]:
     """Which region a kernel has, and its words: of those ``known`` that are large enough the smallest, or a new one."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = _exchange_of(plan)
     mesh, words = exchange.mesh, slots_of(plan)
     line = (mesh.shape, mesh.ranks, exchange.parallel_type)  # whatever its dimensions are named
     if exchange.is_in_rows:
@@ -309,8 +313,7 @@ def _key(known: Mapping[Hashable, int], plan: KernelPlan) -> tuple[Hashable, int
 
 def _entries(within: Arena, offset: int, words: int, plan: KernelPlan) -> list[int]:
     """What stands in the table of a region."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = _exchange_of(plan)
     team = exchange.mesh.team(current_rank(), exchange.parallel_type)
     position, report = team.index(within.rank), within.report.data_ptr()
     if exchange.is_in_rows:  # by the distance behind this rank

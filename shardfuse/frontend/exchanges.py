@@ -151,9 +151,10 @@ def told_elsewhere(call: BoundCall, options: CompileOptions, plan: Callable[[], 
     device = call.bound.device
     if device.type != "cuda" or call.rank not in call.ranks or len(call.ranks) < 2 or world_size() < 2:
         return call
-    own = torch.device("cuda", own_gpu(device))
+    number = index_of(device)
+    own = torch.device("cuda", own_gpu(number))
     is_bound_to_it = is_in_reach(own) or not stages_through_host(default_group(), own)
-    if own.index == index_of(device) or not is_bound_to_it:
+    if own.index == number or not is_bound_to_it:
         return call
     with failures_told(call.ranks):
         is_quiet = not sent_in(plan(), options)

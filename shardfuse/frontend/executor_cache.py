@@ -22,7 +22,7 @@ from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.host_program import Program
 from ..executor.options import CompileOptions
-from ..executor.plain_arguments import are_plain, received, without_graph
+from ..executor.plain_arguments import are_taken_as_they_are, received, without_graph
 from ..executor.resharding import sum_over_mesh
 from ..executor.symmetric_slots import device_in_reach, hosts_of, taken_back_on_failure, why_no_exchange
 from ..executor.timeline import Timeline, record
@@ -111,7 +111,7 @@ class FusionExecutorCache:
 
     def ready(self, arguments: Sequence[Argument]) -> Made | None:
         """The program for these arguments, where it was bound before and they can be handed over as they are."""
-        if self._asks or type(arguments) not in (list, tuple) or not are_plain(arguments):
+        if self._asks or type(arguments) not in (list, tuple) or not are_taken_as_they_are(arguments):
             return None
         try:
             return self.programs.get(self._key(arguments, None, None))
@@ -258,7 +258,7 @@ class FusionExecutorCache:
 
     def _received(self, arguments: Sequence[Argument]) -> Sequence[Argument]:
         """Raises ``InputError``, which is reported to the other ranks."""
-        if are_plain(arguments):
+        if are_taken_as_they_are(arguments):
             return arguments
         with failures_told(self._team):
             return received(self.fusion, arguments)
