@@ -140,7 +140,6 @@ class _Baton:
         self.lock = threading.Lock()
         self.queue: deque[threading.Event] = deque()
         self.is_held = False
-        self.blocked = 0
         self.asleep = 0
         self.looking = 0
         self.missed: dict[int, bool] = {}
