@@ -250,6 +250,13 @@ class _SharedStore(Store):
         return self.inner.delete_key(key)
 
 
+def install_threaded_group() -> None:
+    """Give torch.distributed a world for each thread, until torch's own ``_uninstall_threaded_pg`` is called."""
+    world = _threads._install_threaded_pg()
+    if not hasattr(world, "comms"):  # torch 2.11's has none, although `destroy_process_group` reads them
+        world.comms = []  # of torchcomms, which a threaded group has none of in any version
+
+
 @contextmanager
 def _threaded_world(baton: _Baton) -> Generator[None]:
     """torch.distributed with a world of its own for each thread, as torch's tests have it, while the body runs."""
@@ -265,7 +272,7 @@ def _threaded_world(baton: _Baton) -> Generator[None]:
             sleep(seconds)
 
     _isolate_threads(True)
-    _threads._install_threaded_pg()
+    install_threaded_group()
     _threads.Collective.join, time.sleep = join_without_baton, sleep_without_baton
     try:
         yield
