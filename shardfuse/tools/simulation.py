@@ -252,6 +252,10 @@ class _SharedStore(Store):
 
 def install_threaded_group() -> None:
     """Give torch.distributed a world for each thread, until torch's own ``_uninstall_threaded_pg`` is called."""
+    if not torch.cuda.is_available():
+        # Fake tensors of a CUDA build without a GPU replace its device guard, once for the process, by one that lives
+        # as long as the thread that was the first (torch 2.11): not a rank's, or the next fake tensor is a crash.
+        cast(Any, torch)._C._ensureCUDADeviceGuardSet()
     world = _threads._install_threaded_pg()
     if not hasattr(world, "comms"):  # torch 2.11's has none, although `destroy_process_group` reads them
         world.comms = []  # of torchcomms, which a threaded group has none of in any version
