@@ -63,7 +63,7 @@ def test_eight_ranks_by_default() -> None:
 
 
 def test_fake_tensors_after_those_of_ranks() -> None:
-    """A CUDA build without a GPU keeps what the first thread with fake tensors made, and crashed once that had ended."""
+    """A CUDA build without a GPU keeps what the first thread that made one set up, and crashed after that thread."""
 
     def shape() -> list[int]:
         with FakeTensorMode():
