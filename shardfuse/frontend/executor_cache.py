@@ -294,7 +294,7 @@ class FusionExecutorCache:
             if ledger is not None:
                 ledger.note(Call.of(asked))
         for u in unknown:
-            sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
+            sizes[u.tv][u.axis] = self._exchange(u, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
         call = BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
@@ -347,11 +347,10 @@ class FusionExecutorCache:
         values = {scalar.name: value for scalar, value in (numbers or {}).items()}
         return describe(self._script, {tv.name: shape for tv, shape in sizes.items()}, values, self.options, device)
 
-    @staticmethod
-    def _exchange(unknown: Unknown, rank: int, device: torch.device) -> int:
+    def _exchange(self, unknown: Unknown, device: torch.device) -> int:
         mesh = unknown.tv.domain.mesh
         assert mesh is not None, "only a sharded axis is asked about"
-        return sum_over_mesh(unknown.local, mesh, unknown.mesh_dims, rank, device)
+        return sum_over_mesh(unknown.local, mesh, unknown.mesh_dims, self._team, device)
 
     def _builder(self, call: BoundCall) -> ProgramBuilder:
         """With all segments added."""
