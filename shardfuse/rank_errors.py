@@ -103,8 +103,8 @@ class SimulationTimeoutError(ShardfuseError):
     def __init__(self, timeout: float, world_size: int, places: Mapping[int, str]) -> None:
         stand = _stand(world_size, places)
         super().__init__(
-            f"the simulation has not ended within timeout={timeout:g} s: {stand}: pass a longer timeout, or see what the "
-            "ranks do there"
+            f"the simulation has not ended within timeout={timeout:g} s: {stand}: pass a longer timeout, or see what "
+            "the ranks do there"
         )
         self.places = dict(places)
 
