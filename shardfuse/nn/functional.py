@@ -262,8 +262,12 @@ def _softmaxed(
     is_log: bool,
 ) -> torch.Tensor:
     if promises is None and torch.compiler.is_compiling():
-        Function(name).check_plain(input=x)
-        return traced.softmax(x, mask, dim, scale, is_log=is_log)
+        function = Function(name)
+        function.check_plain(input=x)
+        function.check_numbers(int, dim=dim)
+        function.check_numbers(float, scale=scale)
+        if -x.ndim <= dim < x.ndim:
+            return traced.softmax(x, mask, dim, scale, is_log=is_log)
     return module(promises, dim, scale)(x, mask)
 
 
