@@ -71,9 +71,9 @@ line. On a GPU the host does not read indices, because it would have to wait for
 | `None`, or left out | all axes |
 | `[]` | none, as NumPy's `axis=()` |
 
-Over none, `sum`, `mean`, `max` and the like give the elements, and `var` is the variance of each element alone, which is
-NaN where `correction` is 1. This differs from torch, whose `sum`, `mean`, `amax` and `var` reduce everything for `[]`, its `any` and `all` nothing.
-`torch.compile(backend="shardfuse")` has torch's meaning.
+Over none, `sum`, `mean`, `max` and the like give the elements, and `var` is the variance of each element alone, which
+is NaN where `correction` is 1. This differs from torch, whose `sum`, `mean`, `amax` and `var` reduce everything for
+`[]`, its `any` and `all` nothing. `torch.compile(backend="shardfuse")` has torch's meaning.
 
 ## Accuracy of variances
 
