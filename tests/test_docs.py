@@ -18,7 +18,7 @@ from shardfuse.tools.doctor.variables import AROUND, READERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / folder / "README.md" for folder in ("", "examples", "benchmarks"))])
 BLOCK = re.compile(
     r"(?:<!-- before:\n(?P<before>.*?)\n-->\n+)?(?:<!-- on (?P<ranks>\d+) ranks -->\n+)?```python\n(?P<code>.*?)```",
     re.DOTALL,
@@ -89,7 +89,7 @@ def test_files_that_pages_name_exist() -> None:
         f"{named(page)}: {path}"
         for page in PAGES
         for path in code.findall(page.read_text())
-        if not any((folder / path).exists() for folder in FOLDERS)
+        if not any((folder / path).exists() for folder in (page.parent, *FOLDERS))
     }
     assert not missing
 
