@@ -15,9 +15,9 @@ from typing import Any
 from griffe import Extension, Object
 
 _NAME = r"(?:``)?[a-z_][a-z_0-9]*(?:``)?"
-_NAMES = re.compile(rf"({_NAME}(?:, {_NAME})*): (?=\S)")
-_WITHIN = re.compile(rf"(?<=[.?])  (?={_NAMES.pattern})")
-"""Where an item begins within a line: two spaces part sentences."""
+_NAMES = re.compile(rf"({_NAME}(?:, {_NAME})*):(?: (?=\S)|$)", re.MULTILINE)
+_WITHIN = re.compile(rf"(?<=[.?])  (?={_NAMES.pattern}|Raises )", re.MULTILINE)
+"""Where an item, or what is raised, begins within a line: two spaces part sentences."""
 _ENDS = (".", "?", ":", ";", ")", "and")
 """Of what is before an item: a sentence, a list's introduction, or nothing."""
 
