@@ -16,8 +16,8 @@ from griffe import Extension, Object
 
 _NAME = r"(?:``)?[a-z_][a-z_0-9]*(?:``)?"
 _NAMES = re.compile(rf"({_NAME}(?:, {_NAME})*):(?: (?=\S)|$)", re.MULTILINE)
-_WITHIN = re.compile(rf"(?<=[.?])  (?={_NAMES.pattern}|Raises )", re.MULTILINE)
-"""Where an item, or what is raised, begins within a line: two spaces part sentences."""
+_WITHIN = re.compile(rf"(?:(?<=[.?])  |(?<=;) )(?={_NAMES.pattern}|Raises )", re.MULTILINE)
+"""Where an item, or what is raised, begins within a line: behind a sentence, which two spaces end, or a semicolon."""
 _ENDS = (".", "?", ":", ";", ")", "and")
 """Of what is before an item: a sentence, a list's introduction, or nothing."""
 
