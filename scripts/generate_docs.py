@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from shardfuse.ops.build import Ops
@@ -21,8 +22,8 @@ HEAD = """# Ops
 
 Written by `scripts/generate_docs.py` from the tables in `shardfuse/ops/`; do not edit.
 
-Every operation of a fusion: `fd.ops.NAME(...)`. The tables are [Pointwise](#pointwise) and [Others](#others); the
-sections before them say what holds for all ops.
+Every operation of a fusion: `fd.ops.NAME(...)`. The tables of [pointwise ops](#pointwise) and of the others
+come last, by kind; the sections before them say what holds for all ops.
 
 **Operands** are TensorViews, scalars of the fusion and Python numbers, broadcast as numpy does.
 
@@ -152,19 +153,39 @@ WINDOWS = {
 }
 """What a kernel reads at other places (``passes/windows.py``)."""
 HOST = ("size", "shape")
+GROUPS = {
+    "build_reductions": "Reductions, scans and sorting",
+    "build_shapes": "Shapes, slices, copies and constants",
+    "build_calls": "Matrix products, attention and indexing",
+    "build_random": "Random numbers",
+    "builder": "Casts, bounds and triangles",
+    "build": "Casts, bounds and triangles",
+}
+"""By the module that an op is built in."""
 
 
 def page() -> str:
     lines = [HEAD, "## Pointwise", "", "| op | operands | types | runs as |", "|---|---|---|---|"]
     lines += [f"| `{op.name}` | {op.arity} | {types_of(op)} | {run_as(op)} |" for op in POINTWISE.values()]
-    lines += ["", "## Others", "", "| op | what it gives | runs as |", "|---|---|---|"]
-    for name, function in inspect.getmembers(Ops, inspect.isfunction):
-        if name.startswith("_") or name in POINTWISE:
-            continue
-        summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-        parameters = ", ".join(p for p in inspect.signature(function).parameters if p != "self")
-        lines.append(f"| `{name}({parameters})` | {summary} | {how(name)} |")
+    others = {
+        n: f for n, f in inspect.getmembers(Ops, inspect.isfunction) if not n.startswith("_") and n not in POINTWISE
+    }
+    for title in dict.fromkeys(GROUPS.values()):
+        lines += ["", f"## {title}", "", "| op | what it gives | runs as |", "|---|---|---|"]
+        lines += [line_of(name, function) for name, function in others.items() if group_of(name, function) == title]
     return "\n".join(lines) + "\n"
+
+
+def group_of(name: str, function: Callable[..., object]) -> str:
+    return GROUPS["build_shapes" if name in HOST else function.__module__.rpartition(".")[2]]
+
+
+def line_of(name: str, function: Callable[..., object]) -> str:
+    summary = (
+        (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").replace("``", "`").replace("|", "\\|")
+    )
+    parameters = ", ".join(p for p in inspect.signature(function).parameters if p != "self")
+    return f"| `{name}({parameters})` | {summary} | {how(name)} |"
 
 
 def types_of(op: PointwiseOp) -> str:
