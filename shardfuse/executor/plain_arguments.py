@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakSet
@@ -141,6 +142,18 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor``, after the collective that may still be filling it.  Its graph, where it has one, is not followed."""
     wait = None if type(tensor) in _PLAIN else getattr(tensor, "wait", None)
     return tensor if wait is None else cast(torch.Tensor, wait())
+
+
+def outside_transforms() -> AbstractContextManager[object]:
+    """Around a run on tensors that none of the transforms of torch.func at work has made: its results are as these.
+
+    Under such a transform even new tensors have no storage of their own.
+    """
+    if _functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
 
 
 class without_graph:  # noqa: N801 - used as a statement

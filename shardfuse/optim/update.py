@@ -98,7 +98,7 @@ class Update:
         return norm
 
     def _local_gradient(self, k: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Of a DTensor this rank's part, as the parameter is sharded; redistributed where the gradient is not, as by torch.
+        """Of a DTensor this rank's part, redistributed where the gradient is not sharded as the parameter is.
 
         torch has whole gradients of a row-parallel embedding's table, which are cut, and partial sums of the weight of
         a norm of sharded rows, which are added up.  Raises OptimizerTensorError where one of the two is no DTensor, or

@@ -188,7 +188,10 @@ def test_partial_gradients_are_added_up(norm_type: float, pg, reductions: list[i
     where = spread(meshes(pg))
     full = [Parameter(t.double()) for t in drawn(0, pg.device)]
     own = [Parameter(t) for t in distributed(drawn(0, pg.device), where)]
-    optimizer, reference = optim.AdamW(own, lr=1e-2, max_norm=0.5, norm_type=norm_type), torch.optim.AdamW(full, lr=1e-2)
+    optimizer, reference = (
+        optim.AdamW(own, lr=1e-2, max_norm=0.5, norm_type=norm_type),
+        torch.optim.AdamW(full, lr=1e-2),
+    )
     for step in range(STEPS):
         whole = drawn(1 + step, pg.device)
         for p, q, g, (mesh, placements) in zip(own, full, whole, where, strict=True):
