@@ -68,7 +68,8 @@ def clip_grad_norm_(
 
     A DTensor of partial sums is added up for the norm, by a collective of its own, and stays partial sums.
 
-    Raises OptimizerTensorError for gradients that are sparse, complex, on several devices or in each other's memory; OptimizerArgumentError; NonFiniteNormError, before anything is scaled.
+    Raises OptimizerTensorError for gradients that are sparse, complex, on several devices or in each other's memory;
+    OptimizerArgumentError; NonFiniteNormError, before anything is scaled.
     """
     call = "clip_grad_norm_"
     listed = _listed(call, "parameters", parameters)

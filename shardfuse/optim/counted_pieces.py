@@ -55,7 +55,7 @@ def placements_of(tensor: torch.Tensor) -> tuple[Placement, ...] | None:
 def added(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor whose partial sums are added up, by a collective of its mesh; any other tensor as it is.
 
-    torch has such gradients of what is replicated beside sharded rows: the weight of a norm, the bias of a linear layer.
+    torch has such gradients of what is replicated beside sharded rows: a norm's weight, the bias of a linear layer.
     """
     placements = placements_of(tensor)
     if placements is None or not any(p.is_partial() for p in placements):
