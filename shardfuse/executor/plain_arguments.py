@@ -22,6 +22,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 import torch
+from torch._functorch import pyfunctorch
 from torch.nn import parameter
 
 from ..errors import InputError
@@ -31,6 +32,7 @@ from .binding import Argument
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _functorch: Any = _core._functorch
+_transforms: Any = pyfunctorch
 _Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
 _forward_mode: Any = torch.autograd.forward_ad
 set_grad_enabled: Callable[[bool], None] = _core._set_grad_enabled
@@ -151,9 +153,7 @@ def outside_transforms() -> AbstractContextManager[object]:
     """
     if _functorch.peek_interpreter_stack() is None:
         return nullcontext()
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    return temporarily_clear_interpreter_stack()
+    return cast(AbstractContextManager[object], _transforms.temporarily_clear_interpreter_stack())
 
 
 class without_graph:  # noqa: N801 - used as a statement
