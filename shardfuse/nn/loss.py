@@ -208,6 +208,8 @@ class CrossEntropyLoss(FusedModule):
         self._check_target(logits, target[..., 0])
         placement = self._logits.resolve("logits", logits.ndim).for_shape(self.mesh, unsharded)
         classes = self._classes(logits) if unsharded is None else unsharded[-1]
+        if classes == 0:
+            raise ModuleInputError(type(self).__name__, "logits", "no classes", "one or more", "pass [..., classes]")
         along = placement.only(logits.ndim - 1)
         self.check_size("logits", logits, -1, along.local_shape(self.mesh, (classes,))[0])
         return make(
