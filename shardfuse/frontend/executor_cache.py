@@ -285,7 +285,7 @@ class FusionExecutorCache:
         for u in unknown:
             mesh = u.tv.domain.mesh
             assert mesh is not None, "only a sharded axis is asked about"
-            sizes[u.tv][u.axis] = sum_over_mesh(u.local, mesh, u.mesh_dims, rank, bound.device)
+            sizes[u.tv][u.axis] = sum_over_mesh(u.local, mesh, u.mesh_dims, self._team, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
         call = BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
