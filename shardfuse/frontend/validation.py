@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch.random import fork_rng
 
 from ..errors import DefinitionError, ValidationError
 from ..executor.autocast import no_autocast
@@ -35,10 +36,9 @@ def validated(
         device = device or next(
             (x.device for x in inputs if isinstance(x, torch.Tensor) and x.ndim), torch.device("cpu")
         )
-        state = _generator_state(device)
-        with torch.no_grad(), no_autocast(device.type):
+        # Random ops of the fusion draw what they drew for the reference.
+        with fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), no_autocast(device.type):
             expected = [x.clone() for x in evaluate_eager(fusion, unsharded, device)]
-        _set_generator_state(device, state)
     outputs = run()
     found = [_whole(x) for x in outputs]
     if reference_outputs is not None:
@@ -99,15 +99,3 @@ def _compare(k: int, found: torch.Tensor, wanted: torch.Tensor, relative: float)
     if not torch.allclose(a, b, rtol=relative, atol=relative * max(scale, 1e-30), equal_nan=True):
         worst = (a - b)[finite].abs().max().item() if finite.any() else float("nan")
         raise ValidationError(f"output {k}, off by {worst:.3g}", f"within {relative:.3g} of {scale:.3g}")
-
-
-def _generator_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_generator_state(device: torch.device, state: torch.Tensor) -> None:
-    """Random ops draw what they drew for the reference."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
