@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.random import fork_rng
 
 from ..errors import DefinitionError, ValidationError
 from ..executor.autocast import no_autocast
@@ -18,6 +18,7 @@ from .eager import evaluate_eager
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+fork_rng: Callable[[Sequence[torch.device]], AbstractContextManager[None]] = cast("Any", torch.random).fork_rng
 _STEPS = 16
 """Units in the last place of the largest element that one may be off, times the root of an input's elements."""
 
