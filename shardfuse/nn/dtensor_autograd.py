@@ -126,7 +126,8 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
         return tensor
     dtensor = cast("DTensor", tensor)
     gradient, move = checked(name, dtensor, mesh, placement)
-    local = dtensor.to_local(grad_placements=gradient)
+    is_kept = dtensor.is_leaf and dtensor.is_contiguous()
+    local = local_leaf(gradient, dtensor) if is_kept else dtensor.to_local(grad_placements=gradient)
     if move is None:
         return local
     if tuple(local.shape) != move.shape:
@@ -195,6 +196,39 @@ def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...
     resolved = placement.resolve("placement", ndim)
     pairs = zip(resolved.shards, resolved.partial, strict=True)
     return tuple(Partial() if is_partial else Replicate() if dim is None else Shard(dim) for dim, is_partial in pairs)
+
+
+def local_leaf(gradient: tuple[Placement, ...], leaf: torch.Tensor) -> torch.Tensor:
+    """The local tensor of a DTensor that collects a gradient, which arrives as a DTensor of placements ``gradient``."""
+    if torch.is_grad_enabled() and leaf.requires_grad:
+        return cast("Any", _ToLocal).apply(leaf, gradient)
+    return cast("Any", leaf)._local_tensor
+
+
+class _ToLocal(torch.autograd.Function):
+    """The local tensor of a DTensor; the gradient becomes a DTensor of its strides that begins its storage.
+
+    Gradients of several parameters come as parts of one all-reduce.  copy.deepcopy fails for a DTensor whose local
+    tensor does not begin its storage (torch 2.11 to 2.13).  Autograd copies a gradient of strides that are not its
+    leaf's, as ``DTensor.to_local`` makes them of shards that differ in size, and torch 2.11 replicates such a copy.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, leaf: DTensor, gradient: tuple[Placement, ...]) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.set_materialize_grads(False)
+        kept = cast(Any, ctx)
+        kept.mesh, kept.gradient, kept.like = leaf.device_mesh, gradient, (leaf.shape, leaf.stride())
+        local = leaf.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if grad is None:  # of a bucket's norm that the forward has not used
+            return None, None
+        kept = cast(Any, ctx)
+        grad = grad.contiguous()
+        grad = grad.clone() if grad.storage_offset() else grad
+        return dtensor_of(grad, kept.mesh, kept.gradient, *kept.like), None
 
 
 class _Entering(torch.autograd.Function):

@@ -22,14 +22,12 @@ from ..frontend.shard_order import dtensor_like, dtensor_of, is_left_to_right
 from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
-from .dtensor_autograd import checked, local_of, local_traced, placements_of
+from .dtensor_autograd import checked, local_leaf, local_of, local_traced, placements_of
 from .fused import PLAIN, SUPPORTED, FusedModule, Take
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.placement_types import Placement
 
 ParameterKind = Literal["dtensor", "local"]
 """What the parameters of a module on a mesh are: DTensors on that mesh, or each rank's own piece, a plain tensor."""
@@ -141,7 +139,7 @@ class ParameterModule(FusedModule):
         name = next((name for name, p in self._parameters.items() if p is parameter), "parameter")
         gradient, move = checked(name, cast("DTensor", parameter), self.mesh, self._parameter)
         if move is None:
-            return partial(_local_parameter, gradient)
+            return partial(local_leaf, gradient)
         return lambda p: local_of(name, p, self.mesh, self._parameter)
 
     def traced(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -193,36 +191,6 @@ class ParameterModule(FusedModule):
     def misread(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """What in a state dict has another meaning than the like of it here, a sentence each, ``strict`` or not."""
         return []
-
-
-def _local_parameter(gradient: tuple[Placement, ...], parameter: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled() and parameter.requires_grad:
-        return cast("Any", _ToLocal).apply(parameter, gradient)
-    return cast("Any", parameter)._local_tensor
-
-
-class _ToLocal(torch.autograd.Function):
-    """The local tensor of a DTensor; the gradient becomes a DTensor that begins its storage.
-
-    Gradients of several parameters come as parts of one all-reduce.  copy.deepcopy fails for a DTensor whose local
-    tensor does not begin its storage (torch 2.11 to 2.13).
-    """
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, parameter: DTensor, gradient: tuple[Placement, ...]) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.set_materialize_grads(False)
-        kept = cast(Any, ctx)
-        kept.mesh, kept.gradient, kept.like = parameter.device_mesh, gradient, (parameter.shape, parameter.stride())
-        local = parameter.to_local()
-        return local.view_as(local)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if grad is None:  # of a bucket's norm that the forward has not used
-            return None, None
-        kept = cast(Any, ctx)
-        grad = grad.clone() if grad.storage_offset() else grad
-        return dtensor_of(grad, kept.mesh, kept.gradient, *kept.like), None
 
 
 def distributed(whole: torch.Tensor, mesh: DeviceMesh, placement: TensorPlacement) -> DTensor:
