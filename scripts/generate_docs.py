@@ -10,7 +10,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from shardfuse.ops.build import Ops
+from shardfuse.ops.build import ALIASES, Ops
 from shardfuse.ops.builder import INTEGERS_ONLY
 from shardfuse.ops.table import POINTWISE, PointwiseOp, Rule
 from shardfuse.ops.torch_calls import TORCH_CALLS
@@ -133,7 +133,8 @@ HOST = ("size", "shape")
 def page() -> str:
     lines = [HEAD, "## Pointwise", "", "| op | operands | types | runs as |", "|---|---|---|---|"]
     lines += [f"| `{op.name}` | {op.arity} | {types_of(op)} | {run_as(op)} |" for op in POINTWISE.values()]
-    lines += ["", "## Others", "", "| op | what it gives | runs as |", "|---|---|---|"]
+    names = ", ".join(f"`{name}` is `{op}`" for name, op in ALIASES.items())
+    lines += ["", f"Other names: {names}.", "", "## Others", "", "| op | what it gives | runs as |", "|---|---|---|"]
     for name, function in inspect.getmembers(Ops, inspect.isfunction):
         if name.startswith("_") or name in POINTWISE:
             continue
