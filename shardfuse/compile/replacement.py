@@ -1,4 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
+# pyright: reportMissingTypeStubs=false
 """A region as one op: its program, and the graph with a call of it in its place.
 
 before::
