@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from shardfuse.ops.build import Ops
+from shardfuse.ops.build import ALIASES, Ops
 from shardfuse.ops.builder import INTEGERS_ONLY
 from shardfuse.ops.table import POINTWISE, PointwiseOp, Rule
 from shardfuse.ops.torch_calls import TORCH_CALLS
@@ -167,6 +167,8 @@ GROUPS = {
 def page() -> str:
     lines = [HEAD, "## Pointwise", "", "| op | operands | types | runs as |", "|---|---|---|---|"]
     lines += [f"| `{op.name}` | {op.arity} | {types_of(op)} | {run_as(op)} |" for op in POINTWISE.values()]
+    names = ", ".join(f"`{name}` is `{op}`" for name, op in ALIASES.items())
+    lines += ["", f"Other names: {names}."]
     others = {
         n: f for n, f in inspect.getmembers(Ops, inspect.isfunction) if not n.startswith("_") and n not in POINTWISE
     }

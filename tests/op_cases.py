@@ -127,7 +127,7 @@ class Draw:
 
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, float("inf"), float("-inf"), float("nan"), 1e-6, 60.0, -60.0, 300.0)
 _NOT_ZERO = (
-    "trunc_div", "floor_div", "mod", "fmod", "remainder", "bitwise_left_shift", "bitwise_right_shift",
+    "trunc_div", "floor_div", "fmod", "remainder", "bitwise_left_shift", "bitwise_right_shift",
     "logical_right_shift", "pow",
 )  # fmt: skip
 """Divided by zero and shifted too far, integers have no answer of torch's that is the same everywhere."""

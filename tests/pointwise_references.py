@@ -116,7 +116,6 @@ REFERENCES: dict[str, Reference] = {
     "div": Reference(torch.div, "float", ALL),
     "trunc_div": Reference(lambda a, b: torch.div(a, b, rounding_mode="trunc"), "same", NUMBERS),
     "floor_div": Reference(lambda a, b: torch.div(a, b, rounding_mode="floor"), "same", NUMBERS),
-    "mod": Reference(torch.fmod, "same", NUMBERS),
     "logical_right_shift": Reference(_shifted_with_zeros, "same", INTEGERS),
     "lerp": Reference(_lerp, "same", NUMBERS),
     "threshold": Reference(_threshold, "same", ALL),

@@ -23,10 +23,10 @@ _FLOATS = (
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -3.0, 20.5, -20.5, 88.8, -88.8, 104.0, -104.0, 1e30, -1e30,
     float("inf"), float("-inf"), float("nan"),
 )  # fmt: skip
-_DIVISIONS = ("trunc_div", "floor_div", "mod", "fmod", "remainder")
+_DIVISIONS = ("trunc_div", "floor_div", "fmod", "remainder")
 SIGN_OF_ZERO = ("maximum", "minimum", "relu")
 """Of two zeros of different signs torch's CPU and GPU choose differently (docs/ops.md says so)."""
-KEEP_DENORMALS = ("log", "log2", "log10", "pow", "fmod", "mod", "remainder", "atan2", "lgamma", "erfcinv", "nextafter")
+KEEP_DENORMALS = ("log", "log2", "log10", "pow", "fmod", "remainder", "atan2", "lgamma", "erfcinv", "nextafter")
 """Ops whose result is another one altogether where a denormal is taken for 0: on a GPU too they take it as it is."""
 _FLUSHED = {"silu": 128}
 """In units of float32's smallest normal number, what may be 0: silu is x times a sigmoid that is one such number."""
@@ -106,7 +106,7 @@ def check_special(name: str, dtype: torch.dtype, backend: Backend, device: str =
                    signs=name not in SIGN_OF_ZERO, smallest=smallest)  # fmt: skip
 
 
-_REMAINDERS = ("mod", "fmod", "remainder")
+_REMAINDERS = ("fmod", "remainder")
 _OWN_RANGE = ("lerp", "erfcinv")
 """Ops of which torch's own formula on a GPU leaves float64 earlier than the op does."""
 

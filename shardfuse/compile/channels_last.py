@@ -63,7 +63,7 @@ Values = dict[Node, Any]
 """What nodes are in the new order: fake tensors."""
 
 
-def keep_channels_last(graph: Graph) -> int:
+def keep_channels_last(graph: Graph, *, only_gpu: bool = True) -> int:
     """Leave out copies between orders of memory; how many have been, or have been moved to where they are smaller.
 
     The nodes' metadata say the new strides.
@@ -72,7 +72,8 @@ def keep_channels_last(graph: Graph) -> int:
     asked = {n: n.meta["val"] for n in _seen(output) if isinstance(n.meta.get("val"), torch.Tensor)}
     turned = _turn_convolutions(graph)
     written = {a for n in graph.nodes if is_mutation(n) for a in n.all_input_nodes}
-    copies = [n for n in graph.nodes if _is_copy_of_image(n) and written.isdisjoint(_with_bases(_source(n)))]
+    images = [n for n in graph.nodes if _is_copy_of_image(n) and not (only_gpu and not n.meta["val"].is_cuda)]
+    copies = [n for n in images if written.isdisjoint(_with_bases(_source(n)))]
     values: Values = {}
     gone: list[Node] = []
     for copy in copies:

@@ -37,7 +37,7 @@ from .region_lowering import register
 from .region_op import program_of
 from .region_times import module_of
 from .regions import Region, nearest_behind, nominal, regions_of
-from .replacement import RegionProgram, program_of_region, put_in, why_no_size
+from .replacement import RegionProgram, program_of_region, put_in, why_no_order, why_no_size
 from .traced_lines import lines_of
 from .translation import hinted, tensor_of
 from .written_back import join_copies
@@ -111,7 +111,7 @@ def _no_collection() -> Generator[None]:
 
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
-    keep_channels_last(graph)
+    keep_channels_last(graph, only_gpu=take == "auto")
     take_pools(graph, only_gpu=take == "auto")
     shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
@@ -161,7 +161,7 @@ def _weigh(region: Region, take: Take) -> _Weighed:
     """What does not translate, or has no plan, stays Inductor's: the definition's own errors say why."""
     if region.collectives:
         return _weigh_with_ranks(region, take)
-    why = why_no_size(region)
+    why = why_no_size(region) or why_no_order(region)
     if why is not None:
         return _Weighed(region, None, None, None, False, why)
     try:

@@ -28,7 +28,7 @@ from torch.fx import Node
 from ..ir.dtype import DataType
 from ..ir.scalar import Number
 from ..ir.tensor_view import TensorView
-from .translation import Translation, argument, data_type, known, tensor_of
+from .translation import Translation, argument, data_type, is_same_size, known, tensor_of
 
 aten: Any = torch.ops.aten
 prims: Any = torch.ops.prims
@@ -100,16 +100,9 @@ def _reach(tensors: Sequence[torch.Tensor], at: int, shape: torch.Size) -> bool:
     for k, size in enumerate(shape):
         places = [k - len(shape) + x.ndim for x in tensors]
         own = [x.shape[place] for x, place in zip(tensors, places, strict=True) if place >= 0]
-        if k != at and not any(_is_same(n, size) for n in own):
+        if k != at and not any(is_same_size(n, size) for n in own):
             return False
     return True
-
-
-def _is_same(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """Without a guard: symbols that happen to be equal are not the same."""
-    if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int) and a == b
-    return cast(bool, a.node.expr == b.node.expr)
 
 
 def _is_along(n: Node, at: int, ndim: int) -> bool:

@@ -21,9 +21,6 @@ from torch.fx import Node
 
 from .translation import tensor_of
 
-RAND: Any = None
-"""The op, once ``register`` has been called."""
-
 
 def draws_as_rand(node: Node) -> bool:
     """Is ``node`` Inductor's draw of uniform numbers, each by its own place alone?"""

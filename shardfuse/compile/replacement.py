@@ -1,4 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
+# pyright: reportMissingTypeStubs=false
 """A region as one op: its program, and the graph with a call of it in its place.
 
 before::
@@ -22,21 +23,22 @@ import heapq
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Graph, Node
 
 from ..ir.call import Select, Slice
 from ..ir.op import View
 from ..ir.tensor_view import TensorView
-from .aten_table import translate
+from .aten_table import is_view, translate
 from .compile_errors import UntranslatableError
 from .rank_region_op import RANK_REGION
 from .region_op import REGION
-from .regions import Region, epochs, ordered_nodes
-from .translation import Translation, hinted, memory_order, tensor_of
+from .regions import Region, epochs, expression_of, is_fusable, ordered_nodes
+from .translation import Translation, hinted, is_same_size, memory_order, stride_places, tensor_of
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,10 @@ def _add_output(t: Translation, node: Node, value: TensorView) -> None:
         if hinted(tensor.shape[d]) != 1 and hinted(tensor.stride(d)) != step:
             raise UntranslatableError(f"the result of {node.target}", f"of strides {list(tensor.stride())}", "dense")
         step *= hinted(tensor.shape[d])
-    places = [len(order) - 1 - order.index(d) for d in range(len(order))]
     is_plain = order == sorted(order)
     if value in t.fd.fusion.outputs or value.domain.allocation is not None or _is_view(t, value):
         value, is_plain = t.ops.set(value), False
-    t.fd.add_output(value, stride_order=None if is_plain else places)
+    t.fd.add_output(value, stride_order=None if is_plain else stride_places(order))
 
 
 def _is_view(t: Translation, value: TensorView) -> bool:
@@ -146,10 +147,10 @@ def _size(
     if isinstance(size, int):
         return size
     for n in given:
-        if _same(n.meta["val"], size):
+        if is_same_size(n.meta["val"], size):
             return n
         for d, own in enumerate(n.meta["val"].shape if isinstance(n.meta["val"], torch.Tensor) else ()):
-            if isinstance(own, torch.SymInt) and _same(own, size):
+            if is_same_size(own, size):
                 node = graph.call_function(torch.ops.aten.sym_size.int, (n, d))
                 node.meta["val"] = own
                 place[node] = (*at, 0)
@@ -157,18 +158,40 @@ def _size(
     raise AssertionError("asked for by why_no_size")
 
 
-def _same(a: object, b: torch.SymInt) -> bool:
-    return isinstance(a, torch.SymInt) and a.node.expr == b.node.expr
-
-
 def why_no_size(region: Region) -> str | None:
     """A size of an output that is no size of an input; None where there is none."""
     have = [n.meta["val"] for n in region.numbers] + [s for n in region.inputs for s in tensor_of(n).shape]
     for out in region.outputs:
         for size in tensor_of(out).shape:
-            if isinstance(size, torch.SymInt) and not any(_same(own, size) for own in have):
+            if isinstance(size, torch.SymInt) and not any(is_same_size(own, size) for own in have):
                 return f"a size of {out.name}, {size}, is none of an input's"
     return None
+
+
+def why_no_order(region: Region) -> str | None:
+    """A result of symbolic sizes that Inductor cannot lay out for its reader; None where there is none.
+
+    What a region gives has a fixed layout.  Where a convolution or another kernel of its own reads such a tensor,
+    Inductor asks of each two strides whether one is a multiple of the other.  Of sums of products, which a reshape of
+    an image leaves, sympy answers with a quotient, for which torch has no range of values (``ValueRangeError``).
+    """
+    inside = set(region.nodes)
+    waiting = list(region.outputs)
+    while waiting:
+        n = waiting.pop()
+        readers = [u for u in n.users if u not in inside or u in region.outside]
+        views = [u for u in readers if is_view(u)]
+        if any(u.op == "call_function" and not is_fusable(u) for u in readers if u not in views):
+            strides = [expression_of(s) for s in tensor_of(n).stride()]
+            strides = [s.expand() for s in strides] if is_view(n) else strides  # as Inductor's views have them
+            if any(_is_quotient(a % b) for a, b in permutations(strides, 2) if a.free_symbols and b != 0):
+                return f"Inductor cannot order the strides of {n.name}, {list(tensor_of(n).stride())}"
+        waiting += views
+    return None
+
+
+def _is_quotient(remainder: Any) -> bool:
+    return any(power.exp.is_negative for power in remainder.atoms(sympy.Pow))
 
 
 def _reorder(graph: Graph, place: Mapping[Node, tuple[int, ...]]) -> None:

@@ -149,6 +149,13 @@ def hinted(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
+def is_same_size(a: object, b: object) -> bool:
+    """Without a guard: symbols that happen to be equal are not the same."""
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return cast(bool, a.node.expr == b.node.expr)
+    return isinstance(a, int) and isinstance(b, int) and a == b
+
+
 def checked(node: Node, value: Value, meta: object) -> Value:
     """``value``, which has the dtype and the static sizes that the graph says.
 

@@ -18,7 +18,7 @@ from .builder import Operand, Size, broadcast_shape, normalize_dims
 from .table import POINTWISE
 from .torch_calls import TORCH_CALLS
 
-_ALIASES = {
+ALIASES = {
     "true_divide": "div",
     "truediv": "div",
     "multiply": "mul",
@@ -27,6 +27,7 @@ _ALIASES = {
     "absolute": "abs",
     "mod": "fmod",
 }
+"""Other names, and the op that each stands for."""
 
 
 def _refused(op: str, argument: str, found: object, expected: str) -> OperandError:
@@ -38,9 +39,9 @@ class Ops(RandomBuilder):
     """Every op of shardfuse.  Pointwise ones take TensorViews, scalars and Python numbers, as numpy broadcasts."""
 
     def __getattr__(self, name: str) -> Callable[..., TensorView]:
-        op = _ALIASES.get(name, name)
+        op = ALIASES.get(name, name)
         if op not in POINTWISE:
-            known = [*POINTWISE, *TORCH_CALLS, *_ALIASES, *(n for n in dir(type(self)) if not n.startswith("_"))]
+            known = [*POINTWISE, *TORCH_CALLS, *ALIASES, *(n for n in dir(type(self)) if not n.startswith("_"))]
             raise UnknownOpError(name, difflib.get_close_matches(name, known, n=2))
 
         def call(*operands: Operand, **named: object) -> TensorView:
@@ -51,7 +52,7 @@ class Ops(RandomBuilder):
         return call
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *POINTWISE]
+        return [*super().__dir__(), *POINTWISE, *ALIASES]
 
     def clamp(self, x: Operand, min: Operand | None = None, max: Operand | None = None) -> TensorView:
         """``x`` between ``min`` and ``max``, either of which may be left out; NaN stays."""

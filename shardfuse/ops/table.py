@@ -196,7 +196,6 @@ _ROWS = (
     ),
     PointwiseOp("trunc_div", 2, Rule.PROMOTE, _trunc_div, None, exact=True),
     PointwiseOp("floor_div", 2, Rule.PROMOTE, _floor_div, None, exact=True),
-    PointwiseOp("mod", 2, Rule.PROMOTE, torch.fmod, "libdevice.fmod({0}, {1})", exact=True, floats_only=True),
     PointwiseOp("fmod", 2, Rule.PROMOTE, torch.fmod, "libdevice.fmod({0}, {1})", exact=True, floats_only=True),
     PointwiseOp("remainder", 2, Rule.PROMOTE, torch.remainder, _REMAINDER, floats_only=True),
     PointwiseOp("pow", 2, Rule.PROMOTE, torch.pow, "libdevice.pow({0}, {1})", floats_only=True, by_number=_POWERS),
