@@ -84,7 +84,7 @@ def held_by_group(space: Features) -> Schedule:
     members, warps, registers = _rows_alone(space)
     schedule = Schedule(Tile(1, warps * WARP * space.width), launch=Launch(warps, registers=registers))
     group = _filling(schedule, members, space, resident(device, warps, registers), schedule.reduced)
-    is_once = group.programs // group.members >= space.kept
+    is_once = group.at_once >= space.kept
     exchange = Immediate(prefetches=not is_once and registers > device.bound(tuned.few_resident))
     return replace(schedule, group=replace(group, exchange=exchange))
 
