@@ -32,7 +32,7 @@ from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 from .emitter import Emitter
-from .exchange_functions import collect_words_text, post_polled_text
+from .exchange_functions import bounded_wait_text, collect_words_text, post_polled_text
 from .indexing import dynamic_terms, member_terms
 from .source import MAILBOX, MemoryAccess
 from .statements import Loop, Statement
@@ -140,8 +140,7 @@ def write_group_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> l
     if schedule.is_counted:
         e.use("post", "arrive", "meet", "collect")
         if e.turns:
-            bounded = texts_of("wait_for_turns", interpret=e.interpret)["wait_for_turns"]
-            e.helpers["wait_for"] = bounded.replace("wait_for_turns", "wait_for").replace("TURNS", str(e.turns))
+            e.helpers["wait_for"] = bounded_wait_text(e.turns)
         e.out.line(f"meet(count_ptr, epoch * {schedule.members})")
         whole = [f"collect({box} + every)" for box in _boxes(e, len(parts))]
         return [_as_type(text, dtype) for text, dtype in zip(whole, types, strict=True)]

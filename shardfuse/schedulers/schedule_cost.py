@@ -77,7 +77,7 @@ def _programs(plan: KernelPlan) -> int:
         along, across = (prod(a.extent for a in side) for side in reversed(space.sides))
         rest = space.kept // (along * across)
         return rest * ceil(along / schedule.kept) * (ceil(across / schedule.reduced) if across > 1 else 1)
-    return schedule.grid(_blocks(plan))
+    return schedule.grid(schedule.blocks(space.kept))
 
 
 def _turns(plan: KernelPlan) -> int:
@@ -86,12 +86,7 @@ def _turns(plan: KernelPlan) -> int:
     if isinstance(schedule.order, RowLoop):
         groups = schedule.group.at_once if schedule.group else schedule.parts
         return ceil(prod(a.extent for a in space.walked) / (groups * schedule.order.rows))
-    return ceil(_blocks(plan) / schedule.group.at_once) if schedule.group else 1
-
-
-def _blocks(plan: KernelPlan) -> int:
-    """Blocks of kept elements."""
-    return ceil(plan.space.kept / (plan.schedule.columns or plan.schedule.kept))
+    return ceil(schedule.blocks(space.kept) / schedule.group.at_once) if schedule.group else 1
 
 
 def _waits(plan: KernelPlan, turns: int) -> float:
