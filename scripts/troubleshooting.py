@@ -95,6 +95,7 @@ ADVICE = {
     "ShardAxisError": "Count the tensor's axes from 0, or from -1 backwards.",
     "ShardingError": "Pad the axis, or pass `uneven=True` to the split; [Sharding](sharding.md) lists what can be said.",
     "SimulationError": "Call `simulate` outside of any process group, with 1 rank or more.",
+    "SimulationTimeoutError": "Pass a longer `timeout`, or none; the lines that it names show where ranks spend their time.",
     "SimulationStuckError": "Look at the lines that it names: some rank comes to a collective that others do not come to.",
     "TeamRanksError": "Name each rank once.",
     "ThreadsError": "Run fusions of several ranks in one thread, or hand over with `shardfuse.run_in_this_thread()`.",

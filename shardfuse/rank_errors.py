@@ -89,14 +89,31 @@ class SimulationStuckError(ShardfuseError):
     """In a simulation each rank that still runs waits in a collective, or for a program, to which others never come."""
 
     def __init__(self, world_size: int, places: Mapping[int, str]) -> None:
-        stand = "; ".join(f"rank {rank} in {place}" for rank, place in sorted(places.items()))
-        ended = [rank for rank in range(world_size) if rank not in places]
-        also = f"; ranks {ended} have ended" if ended else ""
+        stand = _stand(world_size, places)
         super().__init__(
-            f"the simulated ranks wait for each other and none can go on: {stand}{also}: every rank has to come to the "
+            f"the simulated ranks wait for each other and none can go on: {stand}: every rank has to come to the "
             "same programs and collectives in the same order"
         )
         self.places = dict(places)
+
+
+class SimulationTimeoutError(ShardfuseError):
+    """A simulation took longer than the ``timeout`` that `simulate` was given, in seconds."""
+
+    def __init__(self, timeout: float, world_size: int, places: Mapping[int, str]) -> None:
+        stand = _stand(world_size, places)
+        super().__init__(
+            f"the simulation has not ended within timeout={timeout:g} s: {stand}: pass a longer timeout, or see what "
+            "the ranks do there"
+        )
+        self.places = dict(places)
+
+
+def _stand(world_size: int, places: Mapping[int, str]) -> str:
+    """Where each rank of a simulation is, and which have ended."""
+    ended = [rank for rank in range(world_size) if rank not in places]
+    also = f"; ranks {ended} have ended" if ended else ""
+    return "; ".join(f"rank {rank} in {place}" for rank, place in sorted(places.items())) + also
 
 
 class UnknownGroupError(ShardfuseError):

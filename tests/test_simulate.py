@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.multi_threaded_pg as multi_threaded_pg
 from ranks import run_ranks
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_answers import assert_like, compare
 from torch_gradients import with_gradients
 
@@ -24,7 +26,8 @@ from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, simu
 from shardfuse.errors import ModuleInputError, ProgramMismatchError
 from shardfuse.frontend.executor_cache import FusionExecutorCache
 from shardfuse.nn import RMSNorm
-from shardfuse.rank_errors import SimulationError, SimulationStuckError
+from shardfuse.rank_errors import SimulationError, SimulationStuckError, SimulationTimeoutError
+from shardfuse.tools import simulation
 
 SCRIPT = Path(__file__).with_name("simulate_script.py")
 
@@ -59,6 +62,18 @@ def test_values(size: int) -> None:
 
 def test_eight_ranks_by_default() -> None:
     assert simulate(lambda: shardfuse.initialize().world_size) == [8] * 8
+
+
+def test_fake_tensors_after_those_of_ranks() -> None:
+    """A CUDA build without a GPU keeps what the first thread that made one set up, and crashed after that thread."""
+
+    def shape() -> list[int]:
+        with FakeTensorMode():
+            return list(torch.ones(3).shape)
+
+    for _ in range(2):
+        assert simulate(shape, 2) == [[3]] * 2
+        assert shape() == [3]
 
 
 def test_initialize_again_and_finalize() -> None:
@@ -185,12 +200,31 @@ def test_a_sleeping_rank_is_not_stuck() -> None:
     assert simulate(run, 3) == [3.0] * 3
 
 
+def test_a_collective_that_all_have_come_to_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes, as on a machine that is slow to wake the ranks."""
+    work = multi_threaded_pg.AllReduce.work
+
+    def slow_work(self: object, data: object) -> None:
+        threading.Event().wait(0.3)  # as time.sleep, of which the simulation does not know
+        work(self, data)
+
+    monkeypatch.setattr(multi_threaded_pg.AllReduce, "work", slow_work)
+    monkeypatch.setattr(simulation, "_STANDSTILL", 0.02)
+
+    def run() -> float:
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return float(total)
+
+    assert simulate(run, 3) == [3.0] * 3
+
+
 def test_refusals() -> None:
     with pytest.raises(SimulationError, match="world_size=0"):
         simulate(lambda: None, 0)
     with pytest.raises(SimulationError, match="already"):
         simulate(lambda: simulate(lambda: None, 2), 2)
-    with pytest.raises(SimulationStuckError, match="rank 0 in"):
+    with pytest.raises(SimulationTimeoutError, match=r"not ended within timeout=0\.2 s: rank 0 in"):
         simulate(lambda: time.sleep(3), 1, timeout=0.2)
 
 

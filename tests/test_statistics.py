@@ -85,6 +85,16 @@ def test_cyclic(name: str) -> None:
         assert found == [f"all_gather over mesh_x of 4 ranks, {of_each * 96} bytes"]
 
 
+def test_a_variance_of_exponentials_and_their_sum() -> None:
+    """The sum belongs to the softmax and to the variance: one exchange makes it, and the squares have an all-reduce."""
+
+    def define(fd: FusionDefinition, x: TensorView) -> list[TensorView]:
+        return [fd.ops.var(fd.ops.exp(fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True))), [1])]
+
+    for found in run_ranks(2, lambda rank, size: run(define, numbers(6, 13), rank, size)):
+        assert [c.split()[0] for c in found] == ["all_gather", "all_reduce"]
+
+
 @pytest.mark.parametrize("columns", [4096, 4095])
 def test_a_mean_of_ten_thousand_costs_no_digits(columns: int) -> None:
     """The deviation is 1: E[x²] − E[x]² would have no digit left in float32."""

@@ -20,7 +20,7 @@ from ..ir.domain import BoundDomain, without
 from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
 from ..ir.op import Reduce, Reshard
-from ..mesh import DeviceMesh, ParallelType, Team
+from ..mesh import DeviceMesh, ParallelType, Team, current_rank
 from . import bound_collectives, collective_calls, nccl
 from .all_to_all import prepare_exchange
 from .bound_collectives import Bind, BoundCall, bound
@@ -365,9 +365,24 @@ def _send(
     return step
 
 
-def sum_over_mesh(n: int, mesh: DeviceMesh, mesh_dims: Sequence[ParallelType], rank: int, device: torch.device) -> int:
-    """The sum of every rank's ``n`` along ``mesh_dims``: 8 bytes a mesh dimension."""
+def sum_over_mesh(
+    n: int, mesh: DeviceMesh, mesh_dims: Sequence[ParallelType], team: Sequence[int], device: torch.device
+) -> int:
+    """The sum of every rank's ``n`` along ``mesh_dims``, on each rank of ``team``: 8 bytes a mesh dimension.
+
+    Where ``team`` has ranks that ``mesh`` lacks, they are told by one sum over all of ``team``, to which one rank of
+    each place along ``mesh_dims`` adds.  A rank that is not in ``team`` runs nothing: it guesses, without the others.
+    """
+    rank = current_rank()
+    if rank not in team:
+        return n * prod(mesh.extent(p) for p in mesh_dims)
+    if set(team) <= set(mesh.ranks):
+        teams = [mesh.team(rank, p) for p in mesh_dims]
+    else:
+        place = mesh.coordinate(rank)
+        others = [mesh.mesh_dim(p) for p in mesh.parallel_types if p not in mesh_dims]
+        teams, n = [tuple(team)], 0 if place is None or any(place[k] for k in others) else n
     total = torch.tensor([n], dtype=torch.int64, device=device)
-    for p in mesh_dims:
-        total = collective_calls.all_reduce(total, "sum", Team.of(mesh.team(rank, p), rank))
+    for ranks in teams:
+        total = collective_calls.all_reduce(total, "sum", Team.of(ranks, rank))
     return int(total.item())

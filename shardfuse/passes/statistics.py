@@ -106,9 +106,10 @@ def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
     """By their first Expr.  Shardings are settled."""
     maker = fusion.producer_of()
     found: dict[Expr, Statistic] = {}
+    seconds: dict[Expr, None] = {}
     for second in fusion.exprs:
         first = first_of(second, maker)
-        if first is None or first in found:
+        if first is None or first in found or first in seconds:  # a variance of exponentials: their sum is made once
             continue
         statistic = Statistic(first, second, _held(first, second))
         links = h200_nodes(fusion.ranks_per_node)
@@ -116,6 +117,7 @@ def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
             continue
         if fusion.promises.batch or _is_cheaper(statistic, links):  # whatever the batch, where that is promised
             found[first] = statistic
+            seconds[second] = None
     return found
 
 

@@ -4,8 +4,9 @@
 2. One rank runs at a time. It hands the baton on where it would wait for others: in a collective, in the store, asleep.
 3. With the baton goes the state of the random number generators, which are one for the process: each rank draws the
    numbers that it would draw in a process of its own, and every run gives the same numbers.
-4. Where a rank raises, all end, and `simulate` raises what it raised. Where every rank waits in a collective, or looks
-   into the store again and again for what no rank puts there, none can go on: `simulate` says where each stands.
+4. Where a rank raises, all end, and `simulate` raises what it raised. Where every rank waits in a collective to which
+   not all have come, or looks into the store again and again for what no rank puts there, none can go on: `simulate`
+   says where each stands. A busy machine that is slow to wake a thread is no such standstill.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch._C._distributed_c10d as _bindings
@@ -30,7 +32,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from ..base_error import shown
 from ..executor import agreement
 from ..mesh.process import ProcessContext, adopt
-from ..rank_errors import SimulationError, SimulationStuckError
+from ..rank_errors import SimulationError, SimulationStuckError, SimulationTimeoutError
 
 T = TypeVar("T")
 
@@ -52,7 +54,7 @@ def simulate(
     raises is raised here, with a note that names the rank.  ``timeout``: seconds for the whole run, without limit where
     left out.
     Raises SimulationError inside of another world and for what is no function, SimulationStuckError where no rank can
-    go on.
+    go on, SimulationTimeoutError where the time is over.
     """
     if dist.is_initialized():
         raise SimulationError("a process group is initialised already", "call simulate() where there is none")
@@ -86,7 +88,7 @@ class _World:
             except BaseException as error:  # noqa: BLE001 raised again in the caller's thread
                 self.errors[rank] = error
                 if not self.is_over:  # a rank that was left behind must not end a later world
-                    _threads.ProcessLocalGroup.exception_handle(error)
+                    _end_collectives(error)
 
         with _threaded_world(self.baton):
             for rank in range(self.size):
@@ -109,7 +111,7 @@ class _World:
         dist.init_process_group("threaded", store=self.store, rank=rank, world_size=self.size, timeout=limit)
         adopt(ProcessContext(rank, self.size, rank, torch.device("cpu"), "gloo", limit.total_seconds()))
 
-    def watch(self, timeout: float | None) -> SimulationStuckError | None:
+    def watch(self, timeout: float | None) -> SimulationStuckError | SimulationTimeoutError | None:
         """Until all have ended, or none can go on."""
         end = None if timeout is None else time.monotonic() + timeout
         while any(thread.is_alive() for thread in self.where.values()):
@@ -117,15 +119,22 @@ class _World:
                 self.let_end()
                 return None
             late = end is not None and time.monotonic() > end
-            if late or self.baton.is_still():
+            if late or self.is_still():
                 places = {rank: _place(thread) for rank, thread in self.where.items() if thread.is_alive()}
-                _threads.ProcessLocalGroup.exception_handle(None)
+                _end_collectives(None)
                 self.let_end()
+                if late and timeout is not None:
+                    return SimulationTimeoutError(timeout, self.size, places)
                 return SimulationStuckError(self.size, places)
             alive = [thread for thread in self.where.values() if thread.is_alive()]
             if alive:  # the last may have ended since
                 alive[0].join(0.02)
         return None
+
+    def is_still(self) -> bool:
+        """Do all that live wait for each other?  A thread that has not begun, or is about to end, does not."""
+        idents = [thread.ident for thread in self.where.values() if thread.is_alive()]
+        return all(ident in self.baton.ranks for ident in idents) and self.baton.is_still()
 
     def let_end(self) -> None:
         deadline = time.monotonic() + _GRACE
@@ -140,10 +149,15 @@ class _Baton:
         self.lock = threading.Lock()
         self.queue: deque[threading.Event] = deque()
         self.is_held = False
-        self.blocked = 0
         self.asleep = 0
         self.looking = 0
         self.missed: dict[int, bool] = {}
+        self.looks: dict[int, int] = {}
+        """By thread that looks into the store: how often it has found nothing since the last step of any rank."""
+        self.come: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        """By collective: how many of its ranks have come to it."""
+        self.inside: dict[int, tuple[object, int]] = {}
+        """By thread: the collective that it is in, and the number of its ranks."""
         self.last_step = time.monotonic()
         self.random = _random_state()
         self.ranks: dict[int, None] = {}
@@ -183,12 +197,12 @@ class _Baton:
                 turn.set()
         turn.wait()
         if not looking:
-            self.last_step = time.monotonic()
+            self.step()
         _set_random_state(state)
 
     def give(self, *, asleep: bool = False, looking: bool = False) -> None:
         if not looking:
-            self.last_step = time.monotonic()
+            self.step()
         with self.lock:
             self.asleep += asleep
             self.looking += looking
@@ -196,6 +210,23 @@ class _Baton:
                 self.queue.popleft().set()
             else:
                 self.is_held = False
+
+    def step(self) -> None:
+        """The rank that holds the baton goes on."""
+        self.last_step = time.monotonic()
+        self.looks.clear()
+
+    @contextmanager
+    def within(self, collective: object, size: int) -> Generator[None]:
+        """This rank has come to a collective of ``size`` ranks, and waits there while others run."""
+        thread = threading.get_ident()
+        self.come[collective] = self.come.get(collective, 0) + 1
+        self.inside[thread] = collective, size
+        try:
+            with self.handed_on():
+                yield
+        finally:
+            del self.inside[thread]
 
     def found(self, is_there: bool) -> bool:
         """A rank has looked for something in the store."""
@@ -205,13 +236,24 @@ class _Baton:
 
     def is_looking(self, seconds: float) -> bool:
         """Has the rank that is about to sleep found nothing in the store since it last slept, and will look again?"""
-        return self.missed.pop(threading.get_ident(), False) and seconds <= _LOOK
+        thread = threading.get_ident()
+        is_one = self.missed.pop(thread, False) and seconds <= _LOOK
+        if is_one:
+            self.looks[thread] = self.looks.get(thread, 0) + 1
+        return is_one
 
     def is_still(self) -> bool:
-        """Has no rank for long held the baton, asked for it, or slept: do all that live wait for each other?"""
+        """Does every rank wait for what no other brings, and has done so for long?
+
+        A collective to which all have come goes on by itself, however late its ranks are woken.
+        """
         with self.lock:
             limit = _STANDSTILL_IN_STORE if self.looking else _STANDSTILL
-            return not (self.is_held or self.asleep) and time.monotonic() - self.last_step > limit
+            if self.is_held or self.asleep or time.monotonic() - self.last_step <= limit:
+                return False
+            if sum(count > 1 for count in self.looks.values()) < self.looking:  # one has not looked since
+                return False
+            return all(self.come[collective] < size for collective, size in self.inside.values())
 
 
 class _SharedStore(Store):
@@ -250,13 +292,24 @@ class _SharedStore(Store):
         return self.inner.delete_key(key)
 
 
+def install_threaded_group() -> None:
+    """Give torch.distributed a world for each thread, until torch's own ``_uninstall_threaded_pg`` is called."""
+    if not torch.cuda.is_available():
+        # Fake tensors of a CUDA build without a GPU replace its device guard, once for the process, by one that lives
+        # as long as the thread that was the first (torch 2.11): not a rank's, or the next fake tensor is a crash.
+        cast(Any, torch)._C._ensureCUDADeviceGuardSet()
+    world = _threads._install_threaded_pg()
+    if not hasattr(world, "comms"):  # torch 2.11's has none, although `destroy_process_group` reads them
+        world.comms = []  # of torchcomms, which a threaded group has none of in any version
+
+
 @contextmanager
 def _threaded_world(baton: _Baton) -> Generator[None]:
     """torch.distributed with a world of its own for each thread, as torch's tests have it, while the body runs."""
     join, sleep = _threads.Collective.join, time.sleep
 
     def join_without_baton(self: object, rank: int, data: object) -> object:
-        with baton.handed_on():
+        with baton.within(self, cast(Any, self)._world_size):
             return join(self, rank, data)
 
     def sleep_without_baton(seconds: float) -> None:
@@ -265,7 +318,7 @@ def _threaded_world(baton: _Baton) -> Generator[None]:
             sleep(seconds)
 
     _isolate_threads(True)
-    _threads._install_threaded_pg()
+    install_threaded_group()
     _threads.Collective.join, time.sleep = join_without_baton, sleep_without_baton
     try:
         yield
@@ -274,6 +327,12 @@ def _threaded_world(baton: _Baton) -> Generator[None]:
         _threads.ProcessLocalGroup.reset()
         _threads._uninstall_threaded_pg()
         _isolate_threads(False)
+
+
+def _end_collectives(error: BaseException | None) -> None:
+    """Let every rank leave the collective that it waits in.  torch's own function walks a table that ranks change."""
+    with _threads.ProcessLocalGroup._coll_lock:
+        _threads.ProcessLocalGroup.exception_handle(error)
 
 
 def _random_state() -> tuple[object, ...]:
