@@ -203,9 +203,12 @@ class Features(Space):
         return best, power_of_two(best)
 
 
+_OF_A_SPACE = tuple(f.name for f in fields(Space))
+
+
 def on(space: Space, device: Device) -> Features:
     """``space`` on ``device``."""
-    return Features(**{f.name: vars(space)[f.name] for f in fields(Space)}, device=device)
+    return Features(**{name: vars(space)[name] for name in _OF_A_SPACE}, device=device)
 
 
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn
