@@ -7,7 +7,7 @@ here, and look at the expressions of a segment no further.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
@@ -203,12 +203,22 @@ class Features(Space):
         return best, power_of_two(best)
 
 
-_OF_A_SPACE = tuple(f.name for f in fields(Space))
-
-
 def on(space: Space, device: Device) -> Features:
     """``space`` on ``device``."""
-    return Features(**{name: vars(space)[name] for name in _OF_A_SPACE}, device=device)
+    return Features(
+        segment=space.segment,
+        x=space.x,
+        r=space.r,
+        atoms=space.atoms,
+        pieces=space.pieces,
+        phase=space.phase,
+        is_inner=space.is_inner,
+        walked=space.walked,
+        inside=space.inside,
+        grouped=space.grouped,
+        sides=space.sides,
+        device=device,
+    )
 
 
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn
