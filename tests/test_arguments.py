@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch_answers import assert_beside
 
 import shardfuse.compat.nvfuser_direct as nvfuser_direct
+from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, NoGradientsWarning, ParallelType
 from shardfuse.compat.nvfuser_direct.distributed import execute_with_dtensors
 from shardfuse.errors import DefinitionError, InputError
-from shardfuse.nn import RMSNorm, redistribute
+from shardfuse.nn import RMSNorm, Softmax, redistribute
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -363,6 +364,28 @@ def test_transforms_of_functions_are_refused() -> None:
         torch.func.vmap(lambda t: fd.execute([t])[0])(x[None])
     with pytest.raises(InputError, match=r"torch\.func"):
         torch.func.jvp(lambda t: fd.execute([t])[0], (x,), (x,))
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_what_a_transform_has_not_made_is_a_constant_of_it(transform: str) -> None:
+    """As for torch's own ops: of a batch of data, say, where parameters are differentiated."""
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.exp(fd.define_tensor([-1])))
+    x, w = torch.linspace(-1, 1, 4), torch.tensor([2.0, 3.0])
+    softmax = Softmax()
+
+    def scaled(w: torch.Tensor) -> torch.Tensor:
+        return (fd.execute([x])[0] * softmax(x)).sum() * w
+
+    factor = (x.double().exp() * x.double().softmax(0)).sum()
+    for _ in range(2):  # the second time by what was bound
+        if transform == "grad":
+            found, expected = torch.func.grad(lambda w: scaled(w).sum())(w), factor.expand(2)
+        elif transform == "jvp":
+            found, expected = torch.func.jvp(scaled, (w,), (w,))[1], factor * w
+        else:
+            found, expected = torch.func.vmap(scaled)(w), factor * w
+        assert_near(found, expected, n=4)
 
 
 def test_results_carry_no_tangent() -> None:

@@ -260,6 +260,10 @@ def test_bad_inputs() -> None:
     for call, message in (
         (lambda: LogProb()(x, target.float()), "LogProb: target has dtype"),
         (lambda: LogProb()(x, target[:2]), "LogProb: target has shape"),
+        (lambda: LogProb()(x[:, :0], target), "LogProb: logits has no classes"),
+        (lambda: CrossEntropyLoss(label_smoothing=0.1)(x[:, :0], target), "CrossEntropyLoss: logits has no classes"),
+        (lambda: CrossEntropyLoss()(x[:0, :0], target[:0]), "CrossEntropyLoss: logits has no classes"),
+        (lambda: LinearCrossEntropyLoss()(x, weight[:0], target), "CrossEntropyLoss: logits has no classes"),
         (lambda: LogProb()(x, target + 3), "LogProb: target has 1 values that are no classes"),
         (lambda: LinearCrossEntropyLoss()(x[0], weight, target[0]), "x has 1 dims"),
         (lambda: LinearCrossEntropyLoss()(x, weight.T, target), "weight has shape"),

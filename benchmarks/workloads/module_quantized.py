@@ -24,8 +24,7 @@ BLOCK = 128
 
 def _scaled(case: Case, x: Tensor, scales: str) -> Tensors:
     """Values and scales; the values of float64, which is the reference, are not rounded."""
-    rows = x.to(torch.promote_types(x.dtype, torch.float32))
-    rows = rows.unflatten(-1, (-1, BLOCK)) if scales == "block" else rows
+    rows = x.unflatten(-1, (-1, BLOCK)) if scales == "block" else x
     largest = torch.finfo(FLOAT8).max
     scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-12) / largest
     values = (rows / scale).clamp(-largest, largest).view(x.shape)
@@ -47,10 +46,13 @@ def _quantized(name: str, rows: int, vectors: int, own: Function, other: Callabl
             return values, scale.contiguous(), *others
 
         def forward(case: Case, *given: Tensor, scales: str = scales) -> Tensors:
+            wide = [
+                t.to(torch.promote_types(t.dtype, torch.float32)) for t in given
+            ]  # as what is quantised is computed
             if not adds:
-                return _scaled(case, other(*given), scales)
-            total = given[0] + given[1]
-            return *_scaled(case, other(total, *given[2:]), scales), total
+                return _scaled(case, other(*wide), scales)
+            total = wide[0] + wide[1]
+            return *_scaled(case, other(total, *wide[2:]), scales), total.to(given[1].dtype)
 
         made += called(
             name=f"quantized.{name}, {scales}s",

@@ -16,11 +16,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakSet
 
 import torch
+from torch._functorch import pyfunctorch
 from torch.nn import parameter
 
 from ..errors import InputError
@@ -30,6 +32,7 @@ from .binding import Argument
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _functorch: Any = _core._functorch
+_transforms: Any = pyfunctorch
 _Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
 _forward_mode: Any = torch.autograd.forward_ad
 set_grad_enabled: Callable[[bool], None] = _core._set_grad_enabled
@@ -141,6 +144,16 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor``, after the collective that may still be filling it.  Its graph, where it has one, is not followed."""
     wait = None if type(tensor) in _PLAIN else getattr(tensor, "wait", None)
     return tensor if wait is None else cast(torch.Tensor, wait())
+
+
+def outside_transforms() -> AbstractContextManager[object]:
+    """Around a run on tensors that none of the transforms of torch.func at work has made: its results are as these.
+
+    Under such a transform even new tensors have no storage of their own.
+    """
+    if _functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    return cast(AbstractContextManager[object], _transforms.temporarily_clear_interpreter_stack())
 
 
 class without_graph:  # noqa: N801 - used as a statement

@@ -22,7 +22,7 @@ from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.host_program import Program
 from ..executor.options import CompileOptions
-from ..executor.plain_arguments import are_taken_as_they_are, received, without_graph
+from ..executor.plain_arguments import are_taken_as_they_are, outside_transforms, received, without_graph
 from ..executor.resharding import sum_over_mesh
 from ..executor.symmetric_slots import device_in_reach, hosts_of, taken_back_on_failure, why_no_exchange
 from ..executor.timeline import Timeline, record
@@ -105,8 +105,9 @@ class FusionExecutorCache:
 
         ``sizes``: unsharded shapes of inputs, for uneven shards of symbolic size.
         """
-        arguments = self._received(arguments)
-        with self._lines_named, without_graph(self.fusion, arguments), self.turn():
+        given, arguments = arguments, self._received(arguments)
+        outside = nullcontext() if arguments is given else outside_transforms()
+        with self._lines_named, without_graph(self.fusion, arguments), outside, self.turn():
             return list(self.program(arguments, sizes, device).run(*arguments))
 
     def ready(self, arguments: Sequence[Argument]) -> Made | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
 
 import torch
 
 from .parameters import ParameterModule
 from .placement import TensorPlacement
 from .settings import Setting
+from .twins import TwinnedModule
 
 
-class ChannelNorm(ParameterModule):
+class ChannelNorm(TwinnedModule, ParameterModule):
     """What norms of [batch, channels, ...] share; where ``is_last``, of [batch, ..., channels]."""
 
     eps: Setting[float] = Setting()
@@ -21,9 +21,8 @@ class ChannelNorm(ParameterModule):
     weight: torch.nn.Parameter | None
     bias: torch.nn.Parameter | None
     is_last = False
+    twin_flag = "is_last"
     vectors = ("weight", "bias")
-    _last: ChannelNorm | None = None
-    """This module for images whose channels come last, once one has come."""
 
     def make_affine(
         self, channels: int, affine: bool, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
@@ -41,19 +40,6 @@ class ChannelNorm(ParameterModule):
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
-    def describe(self) -> None:
-        self.__dict__["_last"] = None
-        super().describe()
-        self.__dict__["_last_text"] = self.text.replace("{", '{"is_last":true,', 1)
-
-    @classmethod
-    def made_again(cls, settings: Mapping[str, Any]) -> Self:
-        made = super().made_again({name: value for name, value in settings.items() if name != "is_last"})
-        if settings.get("is_last"):
-            made.__dict__["is_last"] = True
-            made.__dict__["text"] = made._last_text
-        return made
-
     def run_images(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[torch.Tensor]:
         """``run`` on [batch, channels, ...] and vectors, and on images as they are stored: results keep that layout."""
         x, *vectors = tensors
@@ -63,22 +49,10 @@ class ChannelNorm(ParameterModule):
         given = (channels_last(x), *vectors)
         if torch.compiler.is_compiling():
             local = [self.traced(t) for t in given]
-            results = self.library_op(local, self._last_text, None if whole is None else list(whole))
+            results = self.library_op(local, self.twin_text, None if whole is None else list(whole))
         else:
-            results = (self._last or self._made_of_last()).run(given, whole)
+            results = (self._twin or self.twin()).run(given, whole)
         return [channels_second(results[0]), *results[1:]]
-
-    def _made_of_last(self) -> ChannelNorm:
-        """This module for images whose channels come last: fusions depend on it, and tensors do not show it."""
-        with torch.no_grad():
-            last = self.defined.made_again({**self.settings(), "is_last": True})
-        last.timer, last.promises = self.timer, self.promises
-        last.__dict__["text"] = self._last_text
-        self.__dict__["_last"] = last
-        return last
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_last": None}
 
     def placed(self, placement: TensorPlacement, ndim: int, unsharded: Sequence[int] | None) -> TensorPlacement:
         """``placement`` of [batch, channels, ...] for tensors as ``bind`` has them, of these unsharded sizes."""

@@ -13,7 +13,7 @@ from ..errors import ModuleArgumentError
 from ..executor.uncompiled import uncompiled
 from .refused_calls import refusing
 from .second_derivatives import Once, apply_of_c
-from .tensor_kinds import are_plain, forward_ad
+from .tensor_kinds import are_torchs, forward_ad
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -52,7 +52,7 @@ def embedding(
 def _looked_up(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     is_known = weight.is_cuda and weight.dtype is torch.float32 and dtype in _HALVES and input.numel() > 0
     is_recorded = weight.requires_grad and torch.is_grad_enabled() and forward_ad._current_level < 0
-    if is_known and is_recorded and are_plain((input, weight)):
+    if is_known and is_recorded and are_torchs((input, weight)):
         return _apply(input, weight, dtype)
     return functional.embedding(input, weight).to(dtype)
 

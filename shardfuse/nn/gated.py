@@ -33,7 +33,8 @@ class GatedUnit(FusedModule):
     _input: TensorPlacement
 
     @property
-    def _activation(self) -> Activation:
+    def activation(self) -> Activation:
+        """Of the gate."""
         raise NotImplementedError
 
     def forward(
@@ -88,7 +89,7 @@ class GatedUnit(FusedModule):
             self.check_size("gate", gate, -1, self.features)
         self.check_plain(gate=gate, gate_bias=self.gate_bias)
         halves = gate.chunk(2, -1) if up is None else (gate, up)
-        return traced.gated(self._activation, halves[0], halves[1], self.gate_bias, self.up_bias)
+        return traced.gated(self.activation, halves[0], halves[1], self.gate_bias, self.up_bias)
 
     def _check_biases(self) -> None:
         """Of which a caller may have assigned one."""
@@ -129,7 +130,7 @@ class GatedUnit(FusedModule):
         elif self.features is not None:
             self._check_features(gate, self.features, placement.only(ndim - 1), has_biases=len(others) > 0)
         spec = GatedSpec(
-            activation=self._activation,
+            activation=self.activation,
             ndim=gate.ndim,
             is_packed=is_packed,
             features=-1 if is_packed or self.features is None else self.features,
@@ -152,10 +153,10 @@ class GatedUnit(FusedModule):
 
 @checked(ModuleArgumentError, ("__init__",))
 class GeGLU(OfGelu, GatedUnit):
-    """gelu(gate) * up, element by element.
+    """GeGLU of two tensors, or of one that holds both: gelu(gate) * up.
 
     approximate: "none", or "tanh" for the approximation by a hyperbolic tangent.
-    mesh, input: on a mesh, where gate, up and the result live: Shard or Replicate; nothing is sent.
+    mesh, input: on a mesh, how gate, up and the result are placed: Shard or Replicate; nothing is sent.
     gate, up: [..., features] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Shazeer 2020.
     """

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ..errors import PlacementError
 from ..frontend.detection import has_dtensor
+from ..ir.promises import Promises
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from .activation import SwiGLU
+from .activation_functions import Activation
 from .gated import GeGLU
-from .settings import parsed
+from .timer import FusionTimer
 from .trial import Case, apart, is_close, why_other
 
 if TYPE_CHECKING:
@@ -25,11 +27,13 @@ Module = torch.nn.Module
 
 
 class GatedMLP(Module):
-    """down_proj(act(gate_proj(x)) * up_proj(x)), of the three layers that it is given.
+    """A gated MLP of three given layers: down_proj(act(gate_proj(x)) * up_proj(x)).
 
     activation: "silu", "gelu" or "gelu_tanh".  The state dict is that of the MLP whose layers they are.
-    Layers whose parameters are DTensors gate where gate_proj and up_proj leave their results: column-parallel ones
-    (``Shard(0)`` of their weights), and a row-parallel down_proj (``Shard(1)``), are those of a tensor-parallel MLP.
+
+    The parameters may be DTensors: the gate is computed where gate_proj and up_proj leave their results.
+    Column-parallel gate_proj and up_proj (``Shard(0)`` of their weights) with a row-parallel down_proj (``Shard(1)``)
+    are a tensor-parallel MLP.
     A call raises PlacementError where those are not the same Shard and Replicate.
     """
 
@@ -41,12 +45,11 @@ class GatedMLP(Module):
         gate_proj: Module,
         up_proj: Module,
         down_proj: Module,
-        activation: Literal["silu", "gelu", "gelu_tanh"] = "silu",
+        activation: Activation = "silu",
     ) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = gate_proj, up_proj, down_proj
-        is_silu = activation == "silu"
-        self.gate = SwiGLU() if is_silu else GeGLU("tanh" if activation == "gelu_tanh" else "none")
+        self.gate = _gate(activation)
 
     def __call__(self, *tensors: object, **named: object) -> Any:
         if named and self.input_name in named:
@@ -58,7 +61,7 @@ class GatedMLP(Module):
         gate, up = self.gate_proj(x), self.up_proj(x)
         unit = self.gate
         if unit.mesh is None and has_dtensor((gate, up)) and not unit.is_decomposed():
-            unit = _unit_on(world_key(), type(unit), unit.text, *_found_on(gate, up))
+            unit = _gate_on(world_key(), unit.activation, unit.promises, unit.timer, *_found_on(gate, up))
         return self.down_proj(unit(gate, up))
 
 
@@ -82,19 +85,26 @@ def _found_on(gate: torch.Tensor, up: torch.Tensor) -> tuple[TorchDeviceMesh, tu
     return wanted.device_mesh, tuple(wanted.placements)
 
 
+def _gate(
+    activation: Activation, mesh: DeviceMesh | None = None, input: tuple[Placement, ...] | None = None
+) -> SwiGLU | GeGLU:
+    if activation == "silu":
+        return SwiGLU(mesh=mesh, input=input)
+    return GeGLU("tanh" if activation == "gelu_tanh" else "none", mesh=mesh, input=input)
+
+
 @lru_cache(maxsize=256)
-def _unit_on(
+def _gate_on(
     world: tuple[int, int],
-    kind: type[SwiGLU | GeGLU],
-    settings: str,
+    activation: Activation,
+    promises: Promises | None,
+    timer: FusionTimer | None,
     mesh: TorchDeviceMesh,
     placements: tuple[Placement, ...],
 ) -> SwiGLU | GeGLU:
-    """A gate of these settings, of tensors that live so.  world: its fusions are bound to the process group."""
-    arguments, _ = parsed(settings)
-    common = {name: arguments.pop(name) for name in ("timer", "promises") if name in arguments}
-    unit = cast("Any", kind)(**{**arguments, "mesh": DeviceMesh.from_torch(mesh), "input": placements})
-    unit.set_common(common)
+    """A gate of tensors that live so.  world: its fusions are bound to the process group."""
+    unit = _gate(activation, DeviceMesh.from_torch(mesh), placements)
+    unit.promises, unit.timer = promises, timer
     vars(unit)["made_at"] = ()  # errors name the line of the call alone
     return unit
 
@@ -135,7 +145,7 @@ def _gated(module: Module, x: torch.Tensor) -> torch.Tensor:
     return layers.down_proj(layers.act_fn(layers.gate_proj(x)) * layers.up_proj(x))
 
 
-def _activation_of(act: object) -> Literal["silu", "gelu", "gelu_tanh"] | None:
+def _activation_of(act: object) -> Activation | None:
     """Which activation a module is, as it computes it."""
     if not isinstance(act, Module):
         return None

@@ -52,7 +52,8 @@ class OfGelu(FusedModule):
         self.describe()
 
     @property
-    def _activation(self) -> Activation:
+    def activation(self) -> Activation:
+        """Which of the two, by the name that fusions have for it."""
         return gelu_activation(type(self).__name__, self.approximate)
 
     def settings(self) -> dict[str, object]:
@@ -64,10 +65,10 @@ class OfGelu(FusedModule):
 
 @checked(ModuleArgumentError, ("__init__",))
 class GELU(OfGelu):
-    """x times the share of a standard normal distribution below x, as torch.nn.GELU.
+    """GELU, as torch.nn.GELU: x times the share of a standard normal distribution below x.
 
     approximate: "none", or "tanh" for the approximation by a hyperbolic tangent.
-    mesh, input: on a mesh, where x and the result live: Shard or Replicate; nothing is sent.
+    mesh, input: on a mesh, how x and the result are placed: Shard or Replicate; nothing is sent.
     x: any shape, in float64, float32, bfloat16 or float16, computed in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Hendrycks & Gimpel 2016.
     """
@@ -81,7 +82,7 @@ class GELU(OfGelu):
         """
         if self.is_decomposed():
             self.check_plain(x=x)
-            return traced.activation(self._activation, x)
+            return traced.activation(self.activation, x)
         if type(x) not in PLAIN and has_dtensor((x,)):
             return on_local_input(self._forward, self.mesh, x, self._input)
         return self._forward(x, unsharded=unsharded)
@@ -95,7 +96,7 @@ class GELU(OfGelu):
         (x,) = tensors
         placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
         spec = ActivationSpec(
-            activation=self._activation,
+            activation=self.activation,
             ndim=x.ndim,
             mesh=self.mesh,
             placement=placement,

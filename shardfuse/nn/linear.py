@@ -12,7 +12,7 @@ from torch.nn import functional
 from ..executor.uncompiled import uncompiled
 from .refused_calls import refusing
 from .second_derivatives import Once, apply_of_c
-from .tensor_kinds import are_plain, forward_ad
+from .tensor_kinds import are_torchs, forward_ad
 
 _HALVES = (torch.bfloat16, torch.float16)
 _CAST = (torch.float64, torch.float32, *_HALVES)
@@ -67,7 +67,7 @@ def _is_for_torch(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         not torch.is_grad_enabled()
         or not any(t.requires_grad for t in tensors)
-        or not are_plain(tensors)
+        or not are_torchs(tensors)
         or any(t.is_nested for t in tensors)
         or input.device.type not in ("cpu", "cuda")
         or input.ndim < 2

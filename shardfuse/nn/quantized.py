@@ -34,7 +34,7 @@ from . import quantizing_torch_ops as by_torch
 from .functional_norms import Function, rms_eps
 from .gelu import Approximation, gelu_activation
 from .quantizing_fusions import BLOCK, Quantization, Work, quantizing_fusion
-from .tensor_kinds import are_plain
+from .tensor_kinds import are_torchs
 
 Scales = Literal["row", "block"] | Tensor
 __all__ = [
@@ -229,7 +229,7 @@ def _dense(t: Tensor) -> Tensor:
 def _is_plain(tensors: Sequence[Tensor | None]) -> bool:
     """Do all hold values of their own that a kernel can read?"""
     there = [t for t in tensors if t is not None]
-    return are_plain(there) and {t.device.type for t in there} <= {"cpu", "cuda"}
+    return are_torchs(there) and {t.device.type for t in there} <= {"cpu", "cuda"}
 
 
 def _check(

@@ -6,8 +6,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from . import traced
 from .quantizing_fusions import BLOCK, SMALLEST, Work
 
 
@@ -24,8 +24,16 @@ def made(
     is_double = any(t is not None and t.dtype == torch.float64 for t in (*tensors, *vectors))
     wide = torch.float64 if is_double else torch.float32
     x, *others = ((t.flatten(0, -2) if t.ndim > 1 else t[None]).to(wide) for t in tensors)
-    total = x + others[0] if others and "norm" in work else None
-    x = _worked(work, x if total is None else total, others, vectors, eps)
+    total = None
+    if work in ("rms_norm", "layer_norm"):
+        weight, bias = vectors
+        residual = others[0] if others else None
+        x, summed = traced.norm(
+            x, eps, weight=weight, bias=bias, input_bias=None, residual=residual, centered=work == "layer_norm"
+        )
+        total = None if residual is None else summed
+    elif work != "none":
+        x = traced.gated(work, x, others[0]) if others else traced.activation(work, x)
     blocks = x.view(x.shape[0], x.shape[1] // BLOCK, BLOCK) if scales == "block" else x
     largest = torch.finfo(dtype).max
     scale = given
@@ -36,17 +44,3 @@ def made(
         scale = scale.squeeze(-1).t().contiguous().t()
     made = [values] if given is not None else [values, scale]
     return [*made, *([] if total is None else [total.to(tensors[1].dtype)])]
-
-
-def _worked(work: Work, x: Tensor, others: list[Tensor], vectors: list[Tensor | None], eps: float) -> Tensor:
-    if work == "none":
-        return x
-    if "norm" in work:
-        weight, bias = (None if v is None else v.to(x.dtype) for v in vectors)
-        if work == "rms_norm":
-            return functional.rms_norm(x, x.shape[-1:], weight, eps)
-        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    gate = (
-        functional.silu(x) if work == "silu" else functional.gelu(x, approximate="tanh" if "tanh" in work else "none")
-    )
-    return gate * others[0] if others else gate

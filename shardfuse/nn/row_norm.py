@@ -22,7 +22,7 @@ from .placement import TensorPlacement
 from .row_norm_fusions import RowNormSpec, row_norm_op
 from .settings import Setting
 from .shaping import deferring
-from .tensor_kinds import are_plain
+from .tensor_kinds import are_torchs
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -261,7 +261,7 @@ class RowNorm(ParameterModule):
         if self.promises is not None and self.promises.ranks:
             return False
         given = (x, *residual)
-        if not are_plain(given):
+        if not are_torchs(given):
             return False
         dtypes = [p.dtype for p in self.vectors_here()]
         of_rows = [t.dtype for t in residual]

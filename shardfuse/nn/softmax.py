@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,23 +18,25 @@ from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from . import traced
 from .dtensor_autograd import Given, Result, on_local_tensors
-from .fused import PLAIN, FusedModule, FusedOp
+from .fused import PLAIN, FusedOp
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
+from .twins import TwinnedModule
 
 if TYPE_CHECKING:
     from .placement import Placements
 
 
-class _Softmax(FusedModule):
+class _Softmax(TwinnedModule):
     """What the two share."""
 
     _is_log = False
     dim: Setting[int] = Setting()
     scale: Setting[float] = Setting()
-    learns_mask: Setting[bool | None] = Setting()
-    """Has an added mask a gradient?  Told of the twin that takes calls whose masks require one."""
+    learns_mask = False
+    """Has an added mask a gradient?"""
+    twin_flag = "learns_mask"
 
     def __init__(
         self, dim: int = -1, scale: float = 1.0, *, mesh: DeviceMesh | None = None, input: Placements | None = None
@@ -46,28 +48,7 @@ class _Softmax(FusedModule):
         self.describe()
 
     def settings(self) -> dict[str, object]:
-        learning = {"learns_mask": True} if self.learns_mask else {}
-        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input, **learning}
-
-    @classmethod
-    def made_again(cls, settings: Mapping[str, Any]) -> Self:
-        made = cls(**{name: value for name, value in settings.items() if name != "learns_mask"})
-        made.learns_mask = settings.get("learns_mask")
-        return made
-
-    def describe(self) -> None:
-        super().describe()
-        self.__dict__["_learning_text"] = self.text.replace("{", '{"learns_mask":true,', 1)
-
-    def _twin(self) -> Self:
-        """The same, for masks that have a gradient; kept until a setting is another one."""
-        key = (self.text, self.timer)
-        kept = self.__dict__.get("_learning")
-        if kept is None or kept[0] != key:
-            twin = self.made_again({**self.settings(), "learns_mask": True})
-            twin.promises, twin.timer = self.promises, self.timer
-            kept = self.__dict__["_learning"] = key, twin  # in a tuple, as it is no child
-        return kept[1]
+        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input}
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
@@ -119,9 +100,8 @@ class _Softmax(FusedModule):
                 raise ModuleInputError(type(self).__name__, "mask", found, expected, advice)
             mask = mask.expand([x.shape[d] if d in cut else n for d, n in enumerate(mask.shape)])
         if learns and torch.compiler.is_compiling():  # Dynamo would trace how the twin is made
-            text = self.__dict__["_learning_text"]
-            return self.library_op([x, mask], text, None if unsharded is None else list(unsharded))[0]
-        return (self._twin() if learns else self).run((x, mask), unsharded)[0]
+            return self.library_op([x, mask], self.twin_text, None if unsharded is None else list(unsharded))[0]
+        return (self.twin() if learns else self).run((x, mask), unsharded)[0]
 
     def _is_of_nothing(self, x: torch.Tensor) -> bool:
         """Has ``dim`` no element on any rank?"""
@@ -170,7 +150,7 @@ class _Softmax(FusedModule):
             dtype=self.check_dtype("x", x),
             mask_dtype=DataType.from_torch(masks[0].dtype) if masks else None,
             mask_shape=self._mask_shape(x, masks[0], unsharded) if masks else (),
-            learns_mask=bool(self.learns_mask),
+            learns_mask=self.learns_mask,
         )
         return softmax_op(spec)
 
@@ -184,10 +164,10 @@ class _Softmax(FusedModule):
 
 @checked(ModuleArgumentError, ("__init__",))
 class Softmax(_Softmax):
-    """exp(x) / sum(exp(x)) along ``dim``, as torch.nn.Softmax.
+    """Softmax along ``dim``, as torch.nn.Softmax: exp(x) / sum(exp(x)).
 
     scale: x is multiplied by it first.
-    mesh, input: on a mesh, where x and the result live: Shard or Replicate; ``dim`` may be sharded too, for one
+    mesh, input: on a mesh, how x and the result are placed: Shard or Replicate; ``dim`` may be sharded too, for one
     exchange of two numbers a row, and one number a row backward.
     x: float64, float32, bfloat16 or float16, computed in float32 or float64 and rounded once.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.

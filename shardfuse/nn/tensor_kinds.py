@@ -18,7 +18,7 @@ is_wrapped: Callable[[torch.Tensor], bool] = _core._functorch.is_functorch_wrapp
 """By a transform that may have ended, whose tensor was kept."""
 
 
-def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+def are_torchs(tensors: Sequence[torch.Tensor]) -> bool:
     """Are they torch's own tensors, outside of modes and of torch.func: what an autograd function knows?"""
     is_outside = not modes() and not in_functorch()
     return is_outside and PLAIN.issuperset(map(type, tensors)) and not any(map(is_wrapped, tensors))

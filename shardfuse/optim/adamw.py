@@ -61,9 +61,11 @@ class AdamW(torch.optim.AdamW):
     and on the parameter's device; so is ``"step"``.
 
     On a GPU a step is two kernels, three with max_norm, and then one all-reduce of 8 bytes where something is sharded:
-    replicas are counted once.  Elsewhere torch's foreach ops do the same.
+    replicas are counted once.  Elsewhere torch's foreach ops do the same.  A DTensor's gradient that is sharded
+    otherwise than it is, or is partial sums, is redistributed first, as by torch: a collective for each but where the
+    gradient is replicated.
 
-    Raises OptimizerTensorError (sparse or ``Partial`` gradients, several devices, memory that two parameters share),
+    Raises OptimizerTensorError (sparse gradients, several devices, memory that two parameters share),
     OptimizerArgumentError, NonFiniteNormError, each before anything is written.
     """
 

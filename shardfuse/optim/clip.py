@@ -15,7 +15,7 @@ from ..executor.uncompiled import uncompiled
 from ..executor.written_kernels import has_kernels
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
-from .counted_pieces import as_mesh, counted, local_of, spread_of
+from .counted_pieces import added, as_mesh, counted, local_of, spread_of
 from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order, repeats
 from .gradient_norm import (
     NormKernels,
@@ -66,8 +66,10 @@ def clip_grad_norm_(
     wait for the GPU but with error_if_nonfinite.  Collective: all ranks of the meshes call it, with their pieces of
     the same tensors in the same order.
 
-    Raises OptimizerTensorError for gradients that are sparse, complex, ``Partial``, on several devices or in each
-    other's memory; OptimizerArgumentError; NonFiniteNormError, before anything is scaled.
+    A DTensor of partial sums is added up for the norm, by a collective of its own, and stays partial sums.
+
+    Raises OptimizerTensorError for gradients that are sparse, complex, on several devices or in each other's memory;
+    OptimizerArgumentError; NonFiniteNormError, before anything is scaled.
     """
     call = "clip_grad_norm_"
     listed = _listed(call, "parameters", parameters)
@@ -149,21 +151,27 @@ class _Gradients:
         only_read: bool = False,
     ) -> None:
         self.exponent, self.max_norm = checked_exponent(call, norm_type), max_norm
+        self.summands: list[torch.Tensor] = []  # of partial sums this rank's, where what they add up to is elsewhere
         if mesh is None and _PLAIN.issuperset(map(type, given)):
             self.mine, self.team, self.given = [True] * len(given), None, list(given)
+            self.device = check_gradients(call, self.given, only_read=only_read)
+            _check_places(call, self.given, only_read=only_read)
         else:
-            spreads = [spread_of(g, mesh, placements, call, f"gradient {k}") for k, g in enumerate(given)]
-            self.mine, self.team = counted(spreads)
-            self.given = [local_of(g) for g in given]
-        self.device = check_gradients(call, self.given, only_read=only_read)
+            pieces = [local_of(g) for g in given]
+            self.device = check_gradients(call, pieces, only_read=only_read)
+            _check_places(call, pieces, only_read=only_read)
+            wholes = [added(g) for g in given]
+            self.given = list(map(local_of, wholes))
+            moved = [ADDRESS(piece) != ADDRESS(g) for piece, g in zip(pieces, self.given, strict=True)]
+            self.summands = [piece for piece, is_copy in zip(pieces, moved, strict=True) if is_copy]
+            self.mine, self.team = counted(
+                [spread_of(w, mesh, placements, call, f"gradient {k}") for k, w in enumerate(wholes)]
+            )
         self.sizes, dtypes = list(map(ELEMENTS, self.given)), list(map(DTYPE, self.given))
         self.dtype = norm_type_of(dtypes)
         self.kinds = [KINDS[dtype] * 17 for dtype in dtypes]  # as if of a parameter of the same type
         self.tensors = self.given
         if not all(map(IS_CONTIGUOUS, self.given)):
-            for k, g in enumerate(self.given):
-                if not only_read and repeats(g):
-                    raise OptimizerTensorError.of_repeated_elements(call, f"gradient {k}")
             self.tensors = [in_order(g, dense_strides(g), g.dtype) for g in self.given]
         self._by_kernels = bool(self.given) and has_kernels(self.device)
 
@@ -190,7 +198,9 @@ class _Gradients:
         return total
 
     def scaled(self, total: torch.Tensor) -> torch.Tensor:
-        """Scale the gradients; returns the norm."""
+        """Scale the gradients, of partial sums each rank's; returns the norm."""
+        if self.summands:
+            foreach("mul_")(self.summands, scale_of(total, self.exponent, self.max_norm))
         norm: torch.Tensor | None = None
         if self._by_kernels:
             with on(self.device):
@@ -204,6 +214,15 @@ class _Gradients:
             if tensor is not given:
                 given.copy_(tensor)
         return root_of(total, self.exponent, self.dtype) if norm is None else norm.to(self.dtype)
+
+
+def _check_places(call: str, gradients: Sequence[torch.Tensor], *, only_read: bool) -> None:
+    """Raises OptimizerTensorError for several elements in one place, that are to be written."""
+    if only_read or all(map(IS_CONTIGUOUS, gradients)):
+        return
+    for k, g in enumerate(gradients):
+        if repeats(g):
+            raise OptimizerTensorError.of_repeated_elements(call, f"gradient {k}")
 
 
 def check_gradients(call: str, gradients: Sequence[torch.Tensor], *, only_read: bool) -> torch.device:

@@ -52,6 +52,20 @@ def placements_of(tensor: torch.Tensor) -> tuple[Placement, ...] | None:
     return tuple(cast("Any", tensor).placements) if has_dtensor((tensor,)) else None
 
 
+def added(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor whose partial sums are added up, by a collective of its mesh; any other tensor as it is.
+
+    torch has such gradients of what is replicated beside sharded rows: a norm's weight, the bias of a linear layer.
+    """
+    placements = placements_of(tensor)
+    if placements is None or not any(p.is_partial() for p in placements):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    wanted = [Replicate() if p.is_partial() else p for p in placements]
+    return cast("Any", tensor).redistribute(placements=wanted)
+
+
 def spread_of(
     tensor: torch.Tensor, mesh: DeviceMesh | None, placements: Sequence[Placement] | None, call: str, name: str
 ) -> Spread | None:

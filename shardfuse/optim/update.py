@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -20,9 +20,6 @@ from .gradient_norm import added_up, check_finite, norm_type_of, root_of, scale_
 from .optim_errors import OptimizerTensorError
 from .tensor_lists import overlapping, stretches
 from .update_kernels import Clipping, Listed, UpdateKernels
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor.placement_types import Placement
 
 CALL = "AdamW.step"
 
@@ -101,22 +98,21 @@ class Update:
         return norm
 
     def _local_gradient(self, k: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Of a DTensor this rank's part, cut out where the gradient is whole and the parameter is sharded.
+        """Of a DTensor this rank's part, redistributed where the gradient is not sharded as the parameter is.
 
-        torch has such gradients of the table of a row-parallel embedding.  Raises OptimizerTensorError for those of
-        which this rank does not have the parameter's part.
+        torch has whole gradients of a row-parallel embedding's table, which are cut, and partial sums of the weight of
+        a norm of sharded rows, which are added up.  Raises OptimizerTensorError where one of the two is no DTensor, or
+        is on another mesh.
         """
         spec, placements = getattr(gradient, "_spec", None), self.placements[k]
         if spec is None and placements is None:
             return gradient
         if spec is None or spec is not self._specs[k]:
-            found = None if spec is None else tuple(spec.placements)
-            if found is None or placements is None or not _holds(found, placements):
-                name, has = f"the gradient of {self.parameters[k].name}", _shown(found)
-                advice = "call redistribute(placements=...) on it first, which adds partial sums up"
-                expected = f"the parameter's: {_shown(placements)}"
-                raise OptimizerTensorError(CALL, name, f"is {has}", expected, advice)
-            if found != placements:
+            own = getattr(self.tensors[k], "_spec", None)
+            if spec is None or own is None or spec.mesh != own.mesh:
+                name, advice = f"the gradient of {self.parameters[k].name}", "make it a DTensor of that mesh first"
+                raise OptimizerTensorError(CALL, name, f"is {_shown(spec)}", f"as the parameter {_shown(own)}", advice)
+            if tuple(spec.placements) != placements:
                 return local_of(cast("Any", gradient).redistribute(placements=placements))
             self._specs[k] = spec
         return local_of(gradient)
@@ -197,10 +193,7 @@ def _factors(group: dict[str, Any], step: float) -> torch_update.Factors:
     )
 
 
-def _holds(found: Sequence[Placement], wanted: Sequence[Placement]) -> bool:
-    """Has a rank all that it needs for other placements?  Those of whole values, whatever they are to become."""
-    return all(f == w or (f.is_replicate() and not w.is_partial()) for f, w in zip(found, wanted, strict=True))
-
-
-def _shown(placements: tuple[object, ...] | None) -> str:
-    return "a plain tensor" if placements is None else f"a DTensor of placements ({', '.join(map(repr, placements))})"
+def _shown(spec: Any) -> str:
+    if spec is None:
+        return "a plain tensor"
+    return f"a DTensor of placements ({', '.join(map(repr, spec.placements))}) on {spec.mesh}"

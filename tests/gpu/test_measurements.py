@@ -13,10 +13,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks import peers, suite
+from benchmarks.called import BACKWARD
 from benchmarks.peers.copy import Copy, copies, narrow
 from benchmarks.timing import count_kernels, measure, poison
 from benchmarks.workload import Case, Draw, Workload
 from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads.modules import MODULES
 from benchmarks.workloads.norms import RMS_NORM
 from shardfuse.executor.timing import behind_flush, flush_buffer
 
@@ -118,6 +120,18 @@ def test_a_wrong_row_of_many_is_reported(fault: str, monkeypatch: pytest.MonkeyP
     assert (own.impl, own.note) == ("shardfuse", "")
     assert (wrong.impl, wrong.us) == ("eager", None)
     assert wrong.note.startswith("WRONG: element [7777, "), wrong.note
+
+
+def test_modules_are_measured_beside_their_peers() -> None:
+    """Of the suite ``modules``: all that shardfuse runs is right, and so is Inductor with a backward of its own."""
+    tiny = [(w, Case.parse(w.tiny[0])) for w in MODULES.values()]
+    rows = [row for found in suite.run_tables(tiny, ["copy"], 0.1, GPU) for row in found]
+    assert [f"{r.workload}, {r.impl}: {r.note}" for r in rows if r.note and r.impl != "copy"] == []
+    chosen = [MODULES[f"{name}{BACKWARD}"] for name in ("GELU", "RMSNorm", "Linear", "BatchNorm2d")]
+    work = [(w, Case.parse(w.tiny[0])) for w in chosen]
+    found = [row for rows in suite.run_tables(work, ["eager", "inductor"], 0.1, GPU) for row in rows]
+    assert {r.impl for r in found if r.us} >= {"shardfuse", "eager", "inductor"}
+    assert all(r.counts for r in found), [(r.workload, r.impl, r.note) for r in found if not r.counts]
 
 
 def every_copy(nbytes: int) -> list[Copy]:

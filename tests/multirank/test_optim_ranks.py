@@ -171,18 +171,60 @@ def test_plain_tensors_beside_dtensors_and_pieces(pg, reductions: list[int]) -> 
     assert optimizer.param_groups[0]["mesh"] == mesh
 
 
-def test_partial_gradients_are_refused_on_every_rank(pg) -> None:
-    line = line_of(pg)
+def summands(whole: torch.Tensor, mesh: object, placements: list[object]) -> DTensor:
+    """``whole`` as partial sums over each mesh dimension that holds replicas, other numbers on every rank."""
+    partial = [Partial() if p.is_replicate() else p for p in placements]
+    coordinate, index, size = mesh.get_coordinate() or [0] * mesh.ndim, 0, 1
+    for dim, p in enumerate(partial):
+        if p.is_partial():
+            index, size = index * mesh.size(dim) + coordinate[dim], size * mesh.size(dim)
+    part = distribute_tensor(whole, mesh, placements).to_local() * (2 * (index + 1) / (size * (size + 1)))
+    return DTensor.from_local(part, mesh, partial, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_partial_gradients_are_added_up(norm_type: float, pg, reductions: list[int]) -> None:
+    """As torch has them of the weight of a norm of sharded rows."""
+    where = spread(meshes(pg))
+    full = [Parameter(t.double()) for t in drawn(0, pg.device)]
+    own = [Parameter(t) for t in distributed(drawn(0, pg.device), where)]
+    optimizer, reference = (
+        optim.AdamW(own, lr=1e-2, max_norm=0.5, norm_type=norm_type),
+        torch.optim.AdamW(full, lr=1e-2),
+    )
+    for step in range(STEPS):
+        whole = drawn(1 + step, pg.device)
+        for p, q, g, (mesh, placements) in zip(own, full, whole, where, strict=True):
+            give(p, summands(g, mesh, placements))
+            q.grad = g.double()
+        alone = optim.get_total_norm([p.grad for p in own if p.grad is not None], norm_type)
+        norm = torch.nn.utils.clip_grad_norm_(full, 0.5, norm_type)
+        reductions.clear()
+        optimizer.step()
+        assert reductions == [1]
+        reference.step()
+        assert_near(optimizer.grad_norm, norm, n=2)
+        assert_near(alone, norm, n=2)
+    check_pieces(own, full, where)
+    found = optim.clip_grad_norm_(own, 0.25, norm_type)
+    for q, g in zip(full, whole, strict=True):
+        q.grad = g.double()
+    torch.nn.utils.clip_grad_norm_(full, 0.25, norm_type)
+    assert_near(found, alone, n=2)
+    for p, q, (mesh, placements) in zip(own, full, where, strict=True):
+        if p.grad is not None:
+            assert [at.is_partial() for at in p.grad.placements] == [at.is_replicate() for at in placements]
+            piece = distribute_tensor(q.grad, mesh, placements).to_local()
+            assert_near(p.grad.redistribute(placements=placements).to_local(), piece, n=4, what="a clipped gradient")
+
+
+def test_gradients_on_another_mesh_are_refused(pg) -> None:
+    line, first = line_of(pg), DeviceMesh([0]).to_torch(pg.device.type)
     p = Parameter(distribute_tensor(torch.ones(4, device=pg.device), line, [Replicate()]))
-    partial = DTensor.from_local(torch.ones(4, device=pg.device), line, [Partial()])
-    with pytest.raises(OptimizerTensorError, match=r"gradient 0 is partial sums.*redistribute"):
-        optim.get_total_norm([partial])
-    p.grad = partial
-    before = p.to_local().clone()
-    for max_norm in (None, 1.0):
-        with pytest.raises(OptimizerTensorError, match=r"gradient of parameter 0.*\(Partial.*the parameter's.*R"):
-            optim.AdamW([p], max_norm=max_norm).step()
-    assert torch.equal(p.to_local(), before)
+    p.grad = DTensor.from_local(torch.ones(4, device=pg.device), first, [Replicate()], run_check=False)
+    with pytest.raises(OptimizerTensorError, match=r"gradient of parameter 0.* on .*as the parameter.* on "):
+        optim.AdamW([p]).step()
+    assert torch.equal(p.to_local(), torch.ones(4, device=pg.device))
 
 
 def test_a_whole_gradient_of_a_sharded_parameter_is_cut(pg, reductions: list[int]) -> None:
