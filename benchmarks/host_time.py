@@ -114,7 +114,7 @@ def _parts(bound: BoundOp, k: int, tensors: Sequence[torch.Tensor], device: torc
             return found
         given = bound.runs[k].with_leading([t.contiguous() for t in tensors], ())
         found["repeat"] = microseconds(lambda: again(given), device)
-        made = again._again._made.program
+        made = again._made.program
         found["program"] = microseconds(lambda: made.run(*given), device)
         spent: dict[str, list[float]] = {}
 

@@ -30,8 +30,8 @@ from shardfuse.executor.steps import (
     Step,
 )
 from shardfuse.executor.storage import only_addressed
+from shardfuse.frontend import repeat
 from shardfuse.frontend.executor_cache import PROGRAMS, FusionExecutorCache
-from shardfuse.frontend.repeat import Repeat
 from shardfuse.nn import FusionTimer, RMSNorm, SwiGLU
 from shardfuse.nn.fused import BoundOp
 
@@ -171,11 +171,11 @@ def test_a_copied_timer_keeps_what_it_has() -> None:
 def test_the_script_of_a_repeat_that_fails_has_the_shapes_of_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partial sums have a dim of 1 in front, which a repeat leaves out where kernels read them by their address."""
 
-    def fail(self: object, arguments: list[torch.Tensor]) -> None:
+    def fail(arguments: list[torch.Tensor]) -> None:
         raise RuntimeError(f"planted, of {arguments[0].ndim} dims")
 
     monkeypatch.setattr(program, "only_addressed", lambda names, steps: frozenset(range(len(names))))
-    monkeypatch.setattr(Repeat, "__call__", fail)
+    monkeypatch.setattr(repeat, "are_taken_as_they_are", fail)  # which a repeat asks first
 
     def run(rank: int, size: int) -> str:
         mesh = DeviceMesh(list(range(size)))

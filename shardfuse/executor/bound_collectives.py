@@ -107,7 +107,7 @@ class Unbound:
                 taken.copy_(c.otherwise(given.view(c.given)).view(taken.shape))
 
 
-class BoundCall:
+class CollectiveCall:
     """Collectives that are one call, as a function of their arguments, which may have any strides.
 
     ``run`` is it as a line of a program.  sources: for each collective, which of the arguments it is given.
@@ -135,10 +135,10 @@ def bound(
     bind: Bind, otherwise: Step, team: Team, device: torch.device, given: Sequence[int], shape: Sequence[int],
     dtype: torch.dtype, *, is_in_place: bool = False, is_bare: bool = True,
 ) -> Step:  # fmt: skip
-    """A `BoundCall` where NCCL may move this team's tensors as they are, else ``otherwise``."""
+    """A `CollectiveCall` where NCCL may move this team's tensors as they are, else ``otherwise``."""
     if not may_bind(device) or not team.is_in_order or team.size == 1 or dtype not in nccl.TAKEN or 0 in shape:
         return otherwise
-    return BoundCall(
+    return CollectiveCall(
         [Collective(bind, otherwise, team, device, tuple(given), tuple(shape), dtype, is_in_place, is_bare)]
     )
 

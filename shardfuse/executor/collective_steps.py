@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..ir.expr import BoundTensor, Expr
 from ..segments.segment import Segment
 from . import resharding
-from .bound_collectives import BoundCall
+from .bound_collectives import CollectiveCall
 from .host_program import label_of
 from .program_tensors import ProgramTensors, Storage
 from .steps import QUEUE_NOW, Allocate, Communicate, Rename, Step
@@ -20,7 +20,7 @@ class CollectiveSteps(ProgramTensors):
     def add_collective(self, k: int, segment: Segment, *, is_beside: bool) -> None:
         """A step that hands tensors over, where they may go to NCCL as they are; else a function of them."""
         call = self.collective(segment)
-        if is_beside or not isinstance(call, BoundCall):
+        if is_beside or not isinstance(call, CollectiveCall):
             self.call(f"collective_{k}", segment, call, done=f"done_{k}" if is_beside else "", is_sending=True)
             return
         if QUEUE_NOW not in self.steps:

@@ -117,7 +117,7 @@ def reduce_scatter(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         out = rows.new_empty(rows.numel() // members)
         _reduce_scatter_single(out, rows.view(-1), dist.ReduceOp.SUM, group)
         return out.view(rows.shape[1:])
-    return added_up(all_to_all(rows, group))
+    return add_up(all_to_all(rows, group))
 
 
 def all_reduce(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
@@ -126,11 +126,9 @@ def all_reduce(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
     return all_gather(piece, members, group).reshape(x.shape)
 
 
-def added_up(rows: Tensor) -> Tensor:
-    """The sum over the first dim; of 16-bit floats accumulated in float32 and rounded once, as torch does on a GPU."""
-    return rows.sum(0, dtype=rows.dtype)
+def add_up(rows: Tensor, out: Tensor | None = None) -> Tensor:
+    """The sum over the first dim; of 16-bit floats accumulated in float32 and rounded once, as torch does on a GPU.
 
-
-def add_up(rows: Tensor, out: Tensor) -> None:
-    """As ``added_up``, into ``out``."""
-    torch.sum(rows, 0, dtype=rows.dtype, out=out)
+    out: where it is to be, else a new tensor.
+    """
+    return torch.sum(rows, 0, dtype=rows.dtype, out=out)

@@ -23,7 +23,7 @@ from ..ir.op import Reduce, Reshard
 from ..mesh import DeviceMesh, ParallelType, Team, current_rank
 from . import bound_collectives, collective_calls, nccl
 from .all_to_all import prepare_exchange
-from .bound_collectives import Bind, BoundCall, bound
+from .bound_collectives import Bind, CollectiveCall, bound
 from .collective_arguments import with_extent
 from .kept_tensors import made_to_last
 
@@ -34,8 +34,8 @@ Arrange = Callable[[torch.Tensor], torch.Tensor]
 def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = False) -> Step:
     """A function from ``rank``'s source piece to its target piece, everything that depends on sizes worked out.
 
-    A `BoundCall` where a program may run it on tensors that it allocates itself.  ``in_place``: the source is read by
-    this alone, and an all-reduce may write its result there.
+    A `CollectiveCall` where a program may run it on tensors that it allocates itself.  ``in_place``: the source is
+    read by this alone, and an all-reduce may write its result there.
     """
     found = communication_of(expr)
     assert found is not None, f"{expr.op.name} changes no sharding"
@@ -114,11 +114,11 @@ def prepare_packed(
     from a multiple of 16 bytes on, as kernels take it that tensors begin.
     """
     steps = [prepare(e, rank, device, in_place=e.tensors[0] in in_place) for e in exprs]
-    bound_ones = [s.collectives[0] for s in steps if isinstance(s, BoundCall)]
+    bound_ones = [s.collectives[0] for s in steps if isinstance(s, CollectiveCall)]
     if len(bound_ones) == len(exprs) and all(c.is_bare for c in bound_ones):
         by_output = dict(zip((e.output for e in exprs), zip(bound_ones, exprs, strict=True), strict=True))
         sources = [inputs.index(by_output[t][1].tensors[0]) for t in outputs]
-        return BoundCall([by_output[t][0] for t in outputs], sources)
+        return CollectiveCall([by_output[t][0] for t in outputs], sources)
     found = packed(exprs)
     assert found is not None, f"{[e.op.name for e in exprs]} are not one call"
     mesh = cast(DeviceMesh, exprs[0].output.domain.mesh)

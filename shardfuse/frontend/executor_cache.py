@@ -47,7 +47,6 @@ from .building import Kernels, builder_of, built
 from .exchanges import agree_on_memory, plan_on, promises, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
-from .repeat import Repeat
 from .script import definition_script
 
 PROGRAMS = 256
@@ -118,11 +117,6 @@ class FusionExecutorCache:
             return self.programs.get(self._key(arguments, None, None))
         except InputError:
             return None  # which is said where arguments are checked
-
-    def repeat(self, arguments: Sequence[Argument]) -> Repeat | None:
-        """Runs on arguments laid out as these, which have run before."""
-        programs = self.programs  # as they are before they are looked at: another thread may tune, and put others there
-        return None if (made := self.ready(arguments)) is None else Repeat(self, made, programs)
 
     def run(self, made: Made, arguments: Sequence[Argument]) -> list[torch.Tensor | None]:
         """The local outputs of a program that is ``ready``."""

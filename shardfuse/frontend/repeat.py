@@ -19,60 +19,42 @@ if TYPE_CHECKING:
     from .running import Running
 
 
-class Repeat:
-    """``repeat(arguments)``: the outputs, or ``None`` where that takes an exchange with all ranks.
+class Repeated:
+    """``repeated(inputs)``: the outputs of a definition, or ``None`` where that takes an exchange with all ranks.
 
-    arguments: plain tensors of the shapes, strides, dtypes and devices for which the program was found, of none of
-    which a gradient is to be recorded; whoever calls has seen to that.
+    inputs: plain tensors of the shapes, strides, dtypes and devices for which the program was found, of none of which a
+    gradient is to be recorded; whoever calls has seen to that.
     by_address: the places of those of which only the address matters, so that they may have another shape.
     is_fresh: is each output contiguous, in a storage of its own?
     """
 
-    __slots__ = ("_fec", "_made", "_programs", "_run", "_turn", "_world", "by_address", "is_fresh")
+    __slots__ = ("_fd", "_fec", "_made", "_programs", "_run", "_turn", "_world", "by_address", "is_fresh")
 
-    def __init__(self, fec: FusionExecutorCache, made: Made, programs: object) -> None:
-        self._fec, self._made, self._programs, self._world = fec, made, programs, world_key()
+    def __init__(self, fd: Running, fec: FusionExecutorCache, made: Made, programs: object) -> None:
+        self._fd, self._fec, self._made, self._programs, self._world = fd, fec, made, programs, world_key()
         self._run, self._turn = made.program.run, fec.turn()
         self.by_address, self.is_fresh = made.program.by_address, made.program.is_fresh
 
     @uncompiled
-    def __call__(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-        fec, made = self._fec, self._made
-        if (
-            fec.programs is not self._programs
-            or world_key() != self._world
-            or not are_taken_as_they_are(arguments)
-            or is_dual()
-        ):
-            return None
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+        fec = self._fec
         is_recording = torch.is_grad_enabled()
-        if is_recording:
-            set_grad_enabled(False)
         try:
+            if fec.programs is not self._programs or world_key() != self._world:
+                return None
+            if not are_taken_as_they_are(inputs) or is_dual():
+                return None
+            if is_recording:
+                set_grad_enabled(False)
             with self._turn:
-                fec.called(made)
-                return self._run(*arguments)  # pyright: ignore[reportReturnType] - None where a rank holds nothing of it
+                fec.called(self._made)
+                return self._run(*inputs)  # pyright: ignore[reportReturnType] - None where a rank holds nothing of it
+        except Exception:  # what goes wrong is named
+            with lines_named(self._fd.fusion), reproduced(lambda: self._fd.repro_script_for(self._as_declared(inputs))):
+                raise
         finally:
             if is_recording:
                 set_grad_enabled(True)
-
-
-class Repeated:
-    """A `Repeat` of a definition, which names what goes wrong."""
-
-    __slots__ = ("_again", "_fd", "by_address", "is_fresh")
-
-    def __init__(self, fd: Running, again: Repeat) -> None:
-        self._fd, self._again = fd, again
-        self.by_address, self.is_fresh = again.by_address, again.is_fresh
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-        fd = self._fd
-        try:
-            return self._again(inputs)
-        except Exception:
-            with lines_named(fd.fusion), reproduced(lambda: fd.repro_script_for(self._as_declared(inputs))):
-                raise
 
     def _as_declared(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """With the leading dims of 1 that those may lack of which only the address matters."""

@@ -8,11 +8,10 @@ import torch
 import torch.distributed as dist
 
 from ..errors import KernelCompileError, ShardfuseError
-from ..executor.binding import Argument
 from ..ir.scalar import number_text
 
 
-def described(value: Argument) -> str:
+def described(value: object) -> str:
     """Python for an argument like this one: of a tensor without its data."""
     if isinstance(value, torch.Tensor):
         return _tensor_text(value)

@@ -123,8 +123,11 @@ class Running:
         It is for callers that have compared shapes, strides, dtypes and devices.
         """
         fec = self._fec
-        again = None if fec is None else fec.repeat(inputs)
-        return None if again is None else Repeated(self, again)
+        if fec is None:
+            return None
+        programs = fec.programs  # as they are before they are looked at: another thread may tune, and put others there
+        made = fec.ready(inputs)
+        return None if made is None else Repeated(self, fec, made, programs)
 
     def _execute(
         self,

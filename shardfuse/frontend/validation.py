@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -17,6 +18,7 @@ from .eager import evaluate_eager
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+fork_rng: Callable[[Sequence[torch.device]], AbstractContextManager[None]] = cast("Any", torch.random).fork_rng
 _STEPS = 16
 """Units in the last place of the largest element that one may be off, times the root of an input's elements."""
 
@@ -35,10 +37,9 @@ def validated(
         device = device or next(
             (x.device for x in inputs if isinstance(x, torch.Tensor) and x.ndim), torch.device("cpu")
         )
-        state = _generator_state(device)
-        with torch.no_grad(), no_autocast(device.type):
+        # Random ops of the fusion draw what they drew for the reference.
+        with fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), no_autocast(device.type):
             expected = [x.clone() for x in evaluate_eager(fusion, unsharded, device)]
-        _set_generator_state(device, state)
     outputs = run()
     found = [_whole(x) for x in outputs]
     if reference_outputs is not None:
@@ -99,15 +100,3 @@ def _compare(k: int, found: torch.Tensor, wanted: torch.Tensor, relative: float)
     if not torch.allclose(a, b, rtol=relative, atol=relative * max(scale, 1e-30), equal_nan=True):
         worst = (a - b)[finite].abs().max().item() if finite.any() else float("nan")
         raise ValidationError(f"output {k}, off by {worst:.3g}", f"within {relative:.3g} of {scale:.3g}")
-
-
-def _generator_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_generator_state(device: torch.device, state: torch.Tensor) -> None:
-    """Random ops draw what they drew for the reference."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)

@@ -85,7 +85,8 @@ class Ledger:
         self.differs = False
         self._until = 0.0
         self.told = Told(0, 0, 0, False)
-        self._waits: Call | None = None
+        self.taken_wait: Call | None = None
+        """What this rank waited for, as the call after all that were taken in."""
         self._count = 0
         self._moving = threading.Lock()
         self._chain = array("q")  # of the last calls, this rank's chain after each
@@ -136,9 +137,9 @@ class Ledger:
             self._count += new
         del self._chain[: max(len(self._chain) - _CHAIN, 0)]
         # A wait that began or ended meanwhile may be for one of the calls that were counted, or for the one after.
-        self._waits = waits if waits is self.waits else None
+        self.taken_wait = waits if waits is self.waits else None
         chain = self._chain[-1] if self._chain else 0
-        self.told = Told(self._count, chain, self._waits.digest if self._waits else 0, self.differs)
+        self.told = Told(self._count, chain, self.taken_wait.digest if self.taken_wait else 0, self.differs)
         return self.told
 
     def contradicts(self, other: Told) -> bool:
@@ -163,11 +164,6 @@ class Ledger:
         calls = [*self._tail, *coming]
         texts = {str(call.digest): call.text for call in calls}
         return json.dumps([self._count - len(self._tail) + 1, [call.digest for call in calls], texts])
-
-    @property
-    def taken_wait(self) -> Call | None:
-        """What this rank waited for, as the call after all that were taken in."""
-        return self._waits
 
 
 def first_difference(ranks: Sequence[int], tails: Mapping[int, str]) -> ProgramMismatchError | None:
