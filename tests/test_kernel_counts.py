@@ -257,7 +257,7 @@ def test_statistics_in_place() -> None:
 
 @pytest.mark.parametrize("columns", [1024, 65536, 262144])
 def test_a_stream_of_which_rows_are_read_ahead_is_written_over(columns: int) -> None:
-    """A late team reads a row while it writes the one before: both are its own."""
+    """A lagged group reads a row while it writes the one before: both are its own."""
     with FusionDefinition() as fd:
         x, stream = (fd.define_tensor([-1, columns], dtype=DataType.BFloat16, contiguity=True) for _ in range(2))
         total = fd.ops.add(x, stream)

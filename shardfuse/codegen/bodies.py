@@ -35,7 +35,8 @@ def write_unrolled(e: Emitter) -> None:
     """
     chunks = e.tile.in_pieces(e.tile.chunks())
     last = e.space.phases - 1
-    is_row = e.space.is_inner and e.tile.x_block == 1 and last > 0 and not _has_channels(e)
+    is_row = e.space.is_inner and e.tile.x_block == 1 and last > 0
+    is_row &= not e.space.is_by_sample  # one number for a part of the row: behind stores each would be waited for
     for phase in range(e.space.phases):
         if phase == last and (e.schedule.members or is_row):
             write_last_phase(e, chunks)
@@ -69,12 +70,6 @@ def load_and_compute(e: Emitter, wanted: Sequence[BoundTensor], chunks: Iterable
     for chunk in chunks:
         for tensor in wanted:
             e.value(tensor, chunk)
-
-
-def _has_channels(e: Emitter) -> bool:
-    """Are weights one number for a part of the row, another in the next?  Behind stores each would be waited for."""
-    loads = [t for t in e.plan.segment.loads if not e.space.is_streamed(t)]
-    return any(e.space.has_x(t) and e.space.has_r(t) for t in loads)
 
 
 def write_packed(e: Packed) -> None:

@@ -29,6 +29,7 @@ from .interpreted_waits import (
     interpreted_post,
     interpreted_push,
 )
+from .statements import While
 
 GONE = "-1"
 """What a program that has given up stores in place of a turn."""
@@ -184,6 +185,14 @@ def await_turn_text(name: str, peers: int, *, interpret: bool) -> str:
 
 
 # words that programs of a GPU exchange
+
+
+def bounded_wait_text(turns: int) -> str:
+    """``wait_for`` of ``kernel_functions/gpu_functions.py`` that gives up after so many polls, for tests."""
+    polling = ['come = tl.atomic_add(ptr, 0, sem="acquire")', "turns += 1"]
+    body = ["turns = 0", While(f"((come - count).to(tl.int32) < 0) & (turns < {turns})", polling)]
+    says = "Wait until ``count`` have come, of whom ``come`` had: one thread asks, for all, and gives up in the end."
+    return documented("wait_for", ["ptr", "come", "count"], says, body)
 
 
 def post_polled_text(*, by_one: bool) -> str:

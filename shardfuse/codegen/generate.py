@@ -72,7 +72,7 @@ def _kernel(
         e.helpers |= claim_helpers(interpret=interpret) if exchange.is_claimed else {}
     grid, mailbox = _grid(e), 0
     if plan.schedule.members:
-        mailbox = mailbox_words(plan, grid, e.tile.exchanged)
+        mailbox = mailbox_words(e, grid)
     elif exchange is not None:
         mailbox = table_words(plan)
     kernel = Kernel(
@@ -190,11 +190,9 @@ def _grid(e: Emitter) -> int:
         return e.y_total * schedule.parts
     if isinstance(e, Sided):
         return e.tiles
-    if schedule.members:
-        return min(blocks, max(schedule.programs // schedule.members, 1)) * schedule.members
     if e.plan.exchange is not None:
         return grid_of(e.plan.exchange, blocks, e.plan.device.multiprocessors)
-    return blocks * schedule.parts
+    return schedule.grid(blocks)
 
 
 def _tensors(plan: KernelPlan) -> tuple[BoundTensor, ...]:
@@ -263,7 +261,7 @@ def _program_lines(e: Emitter) -> list[str]:
     lines: list[str] = []
     program = e.program
     if schedule.members:
-        return [*head_lines(e.plan, tile.exchanged), *_share_lines(tile, schedule)]
+        return [*head_lines(e), *_share_lines(tile, schedule)]
     if e.plan.exchange is not None:
         return rows_head_lines(e.plan) if e.plan.exchange.is_in_rows else table_lines(e.plan)
     if e.plan.split is not None:

@@ -27,13 +27,12 @@ from dataclasses import replace
 
 from ..device import LINE_BYTES
 from ..ir.dtype import DataType
-from ..ir.op import Pick, Window
 from ..kernel_functions import texts_of
 from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 from .emitter import Emitter
-from .exchange_functions import collect_words_text, post_polled_text
+from .exchange_functions import bounded_wait_text, collect_words_text, post_polled_text
 from .indexing import dynamic_terms, member_terms
 from .source import MAILBOX, MemoryAccess
 from .statements import Loop, Statement
@@ -69,7 +68,7 @@ def member_alone(plan: KernelPlan) -> KernelPlan:
     schedule, group = plan.schedule, plan.schedule.group
     assert group is not None, plan.name
     if plan.space.walked:
-        return replace(plan, schedule=schedule.shared_by(1, group.programs // group.members))
+        return replace(plan, schedule=schedule.shared_by(1, group.at_once))
     block = min(power_of_two(schedule.reduced * (group.members if schedule.is_held else 1)), _LARGEST_BLOCK)
     alone = replace(schedule, group=Group(1, group.programs, _waiting(group.exchange)), access=Access.NATIVE)
     return replace(plan, schedule=alone.sized(reduced=block))
@@ -80,38 +79,30 @@ def _waiting(exchange: Exchange) -> Exchange:
     return Immediate() if isinstance(exchange, Lagged) else replace(exchange, prefetches=False)
 
 
-def slots(plan: KernelPlan) -> int:
+def slots(e: Emitter) -> int:
     """Results of reductions of the phase that has most of them, of all rows of a turn."""
-    space = plan.space
-    phases = [
-        space.phase[t]
-        for e in plan.segment.exprs
-        if not isinstance(e.op, Pick | Window) and any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
-        for t in e.outputs
-    ]
-    rows = plan.schedule.turn if plan.space.walked else 1
-    return rows * max(map(phases.count, phases), default=0)
+    results = (sum(len(x.outputs) for x in e.reductions(phase)) for phase in range(e.space.phases))
+    return (e.schedule.turn if e.space.walked else 1) * max(results)
 
 
-def mailbox_words(plan: KernelPlan, grid: int, lanes: int) -> int:
-    """64-bit words of the mailbox of a kernel with ``grid`` programs that exchange ``lanes`` results each."""
-    return _sets(plan) * grid * slots(plan) * lanes + grid + grid // plan.schedule.members * _LINE
+def mailbox_words(e: Emitter, grid: int) -> int:
+    """64-bit words of the mailbox of a kernel with ``grid`` programs."""
+    return _sets(e) * grid * slots(e) * e.tile.exchanged + grid + grid // e.schedule.members * _LINE
 
 
-def _sets(plan: KernelPlan) -> int:
+def _sets(e: Emitter) -> int:
     """Epochs whose words must not be one another's: a late reader may be two behind a writer."""
-    return 4 if plan.schedule.lag else 2
+    return 4 if e.schedule.lag else 2
 
 
-def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
+def head_lines(e: Emitter) -> list[str]:
     """Before the loop over rows: who this program is, its epoch, where its words are, and where the group counts."""
-    members = plan.schedule.members
-    words = slots(plan) * members * lanes
+    members, lanes = e.schedule.members, e.tile.exchanged
     lines = [
         f"member = tl.program_id(0) % {members}",
         f"team = tl.program_id(0) // {members}",
         f"teams = tl.num_programs(0) // {members}",
-        f"epochs_ptr = {MAILBOX} + teams * {_sets(plan) * words}",
+        f"epochs_ptr = {MAILBOX} + teams * {_sets(e) * slots(e) * members * lanes}",
         "epoch = tl.load(epochs_ptr + tl.program_id(0)).to(tl.int32)",
     ]
     if lanes == 1:
@@ -121,7 +112,7 @@ def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
     else:
         lines.append(f"own = member * {lanes} + tl.arange(0, {lanes})")
         lines.append(f"every = tl.arange(0, {members})[:, None] * {lanes} + tl.arange(0, {lanes})[None, :]")
-    if plan.schedule.is_counted:
+    if e.schedule.is_counted:
         lines.append(f"count_ptr = epochs_ptr + tl.num_programs(0) + team * {_LINE}")
     return lines
 
@@ -149,8 +140,7 @@ def write_group_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> l
     if schedule.is_counted:
         e.use("post", "arrive", "meet", "collect")
         if e.turns:
-            bounded = texts_of("wait_for_turns", interpret=e.interpret)["wait_for_turns"]
-            e.helpers["wait_for"] = bounded.replace("wait_for_turns", "wait_for").replace("TURNS", str(e.turns))
+            e.helpers["wait_for"] = bounded_wait_text(e.turns)
         e.out.line(f"meet(count_ptr, epoch * {schedule.members})")
         whole = [f"collect({box} + every)" for box in _boxes(e, len(parts))]
         return [_as_type(text, dtype) for text, dtype in zip(whole, types, strict=True)]
@@ -182,8 +172,8 @@ def post_lines(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> list[str]:
 
 def _set_line(e: Emitter, epoch: str) -> str:
     """``box``: where the words of ``epoch`` are."""
-    words = e.schedule.members * e.tile.exchanged * slots(e.plan)
-    return f"box = {MAILBOX} + (({epoch} & {_sets(e.plan) - 1}) * teams + team) * {words}"
+    words = e.schedule.members * e.tile.exchanged * slots(e)
+    return f"box = {MAILBOX} + (({epoch} & {_sets(e) - 1}) * teams + team) * {words}"
 
 
 def _boxes(e: Emitter, results: int) -> list[str]:

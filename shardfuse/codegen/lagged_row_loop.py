@@ -152,4 +152,5 @@ def _store_all(e: LaggedRowLoop, columns: Sequence[Expr], chunks: Sequence[Chunk
 def groups_of(e: LaggedRowLoop) -> int:
     """Groups at once: no more than have rows, than partial results of a column, and than programs that fit."""
     schedule = e.schedule
-    return min(-(-e.tile.x_total // schedule.turn), schedule.parts, max(schedule.programs // schedule.members, 1))
+    assert schedule.group is not None, e.plan.name
+    return min(-(-e.tile.x_total // schedule.turn), schedule.parts, schedule.group.at_once)

@@ -134,7 +134,7 @@ def write_begin(e: LaggedRows, chunks: Sequence[Chunk]) -> None:
     wanted = [x.tensors[0] for x in e.reductions(0)]
     if e.is_ahead:
         e.carried = []
-        wanted += [t for t in e.plan.segment.inputs if e.space.is_streamed(t)]
+        wanted += e.space.streamed
     load_and_compute(e, wanted, chunks)
 
 

@@ -79,7 +79,7 @@ def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, terms: list[str]) -> l
         return terms
     if space.sides[0] or schedule.columns or schedule.is_aligned_down:
         return terms
-    others = [t.dtype.itemsize for t in plan.segment.loads if t.dtype.itemsize > 1 and space.is_streamed(t)]
+    others = [t.dtype.itemsize for t in space.streamed if t.dtype.itemsize > 1]
     if not others:
         return terms
     width = max(plan.device.access_bytes // min(others), LEAST_COPY)
@@ -138,5 +138,5 @@ def _side_by_side(tile: Tile, tensor: BoundTensor, chunk: Chunk) -> int:
     runs = [g.below for g in tile.r_groups(tile.strides[tensor])]
     if all(n == power_of_two(n) for n in runs):
         return 1  # the compiler sees that itself
-    rows = [t.dtype.itemsize for t in tile.plan.segment.loads if space.is_streamed(t)]
-    return gcd(tile.plan.device.access_bytes // max(rows, default=1), *runs)
+    widest = max((t.dtype.itemsize for t in space.streamed), default=1)
+    return gcd(tile.plan.device.access_bytes // widest, *runs)

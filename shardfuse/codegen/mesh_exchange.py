@@ -126,21 +126,31 @@ def head_lines(plan: KernelPlan) -> list[str]:
     """Before the loop over rows: the table, and which launch this is."""
     exchange = plan.rank_exchange
     ranks = exchange.ranks
-    own = f"own = tl.load({MAILBOX} + {SLOTS} + rank).to(tl.pointer_type(tl.int64)) + set"
-    peer = f"peer = tl.load({MAILBOX} + {SLOTS} + 1 - rank).to(tl.pointer_type(tl.int64)) + set"
     return [
         *count_lines(exchange),
         "epoch = (tl.load(launches_ptr) >> 32).to(tl.int32) + 1",
+        *table_lines(ranks),
+        f"set = (epoch & 1) * tl.load({MAILBOX} + {STRIDE})",
+        *(f"slots_{k} = {slots_at(SLOTS + k)} + set" for k in range(ranks)),
+        f"own = {slots_at(f'{SLOTS} + rank')} + set",
+        *([f"peer = {slots_at(f'{SLOTS} + 1 - rank')} + set"] if exchange.sent is not None and ranks == 2 else []),
+        *([f"member = tl.program_id(0) % {exchange.members}"] if exchange.members > 1 else []),
+    ]
+
+
+def table_lines(first_name: int) -> list[str]:
+    """What every kernel whose ranks exchange reads of its table.  ``first_name``: addresses before the first name."""
+    return [
         f"limit = tl.load({MAILBOX})",
         f"report = tl.load({MAILBOX} + 1)",
         f"rank = tl.load({MAILBOX} + {RANK})",
-        f"names_ptr = {MAILBOX} + {SLOTS + ranks}",
-        f"set = (epoch & 1) * tl.load({MAILBOX} + {STRIDE})",
-        *(f"slots_{k} = tl.load({MAILBOX} + {SLOTS + k}).to(tl.pointer_type(tl.int64)) + set" for k in range(ranks)),
-        own,
-        *([peer] if exchange.sent is not None and ranks == 2 else []),
-        *([f"member = tl.program_id(0) % {exchange.members}"] if exchange.members > 1 else []),
+        f"names_ptr = {MAILBOX} + {SLOTS + first_name}",
     ]
+
+
+def slots_at(place: int | str) -> str:
+    """Text of the pointer to words whose address is at ``place`` of the table."""
+    return f"tl.load({MAILBOX} + {place}).to(tl.pointer_type(tl.int64))"
 
 
 def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:

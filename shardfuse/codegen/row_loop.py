@@ -70,8 +70,7 @@ class RowLoopSums(Emitter):
 
     def least(self) -> int:
         """Elements of the smallest chunk."""
-        walked = [t.dtype.itemsize for t in self.plan.segment.loads if self.space.is_streamed(t)]
-        return least_chunk(min(walked, default=4), self.schedule.launch.warps, self.schedule.reduced)
+        return least_chunk(self.space.narrowest, self.schedule.launch.warps, self.schedule.reduced)
 
 
 def write_row_loop(e: RowLoopSums) -> None:

@@ -34,7 +34,7 @@ from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
 from .arithmetic import TRITON_TYPE
 from .exchange_functions import GONE, await_turn_text, post_turn_text
 from .indexing import plus
-from .mesh_exchange import RANK, SLOTS, count_lines, row_of
+from .mesh_exchange import SLOTS, count_lines, row_of, slots_at, table_lines
 from .sending import Sending
 from .source import MAILBOX
 from .tile import Chunk
@@ -44,16 +44,12 @@ def rows_head_lines(plan: KernelPlan) -> list[str]:
     """Before the loop over programs: the table."""
     exchange = plan.rank_exchange
     ranks = exchange.ranks
-    own = f"own_flags = tl.load({MAILBOX} + {SLOTS}).to(tl.pointer_type(tl.int64))"
     places = [*range(1, ranks)]
     return [
         *(count_lines(exchange) if exchange.is_claimed else []),
-        f"limit = tl.load({MAILBOX})",
-        f"report = tl.load({MAILBOX} + 1)",
-        f"rank = tl.load({MAILBOX} + {RANK})",
-        f"names_ptr = {MAILBOX} + {SLOTS + ranks + 1}",
-        own,
-        *(f"flags_{j} = tl.load({MAILBOX} + {SLOTS + j}).to(tl.pointer_type(tl.int64))" for j in places),
+        *table_lines(ranks + 1),
+        f"own_flags = {slots_at(SLOTS)}",
+        *(f"flags_{j} = {slots_at(SLOTS + j)}" for j in places),
         f"own_rows = {_rows_at(plan, 0)}",
         *(f"rows_{j} = {_rows_at(plan, j)}" for j in places),
     ]

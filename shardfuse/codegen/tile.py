@@ -237,9 +237,7 @@ class Tile:
     @property
     def word(self) -> int:
         """Elements of the widest load of the narrowest input that has rows."""
-        rows = [t.dtype.itemsize for t in self.plan.segment.loads if self.space.is_streamed(t)]
-        access = self.plan.device.access_bytes
-        return max(access // min(rows, default=access), 1)
+        return max(self.plan.device.access_bytes // self.space.narrowest, 1)
 
     @property
     def least_share(self) -> int:

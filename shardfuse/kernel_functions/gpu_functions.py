@@ -6,8 +6,6 @@
 import triton
 import triton.language as tl
 
-TURNS = tl.constexpr(0)  # ``codegen/group_exchange.py`` writes a number in its place
-
 # Arithmetic of float32.
 
 
@@ -340,15 +338,6 @@ def wait_for(ptr, come, count):
     """Wait until ``count`` have come, of whom ``come`` had: one thread asks, for all."""
     while (come - count).to(tl.int32) < 0:
         come = tl.atomic_add(ptr, 0, sem="acquire")
-
-
-@triton.jit
-def wait_for_turns(ptr, come, count):
-    """Wait until ``count`` have come, of whom ``come`` had: one thread asks, for all, and gives up in the end."""
-    turns = 0
-    while ((come - count).to(tl.int32) < 0) & (turns < TURNS):
-        come = tl.atomic_add(ptr, 0, sem="acquire")
-        turns += 1
 
 
 @triton.jit

@@ -7,7 +7,7 @@ here, and look at the expressions of a segment no further.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
@@ -205,7 +205,20 @@ class Features(Space):
 
 def on(space: Space, device: Device) -> Features:
     """``space`` on ``device``."""
-    return Features(**{f.name: vars(space)[f.name] for f in fields(Space)}, device=device)
+    return Features(
+        segment=space.segment,
+        x=space.x,
+        r=space.r,
+        atoms=space.atoms,
+        pieces=space.pieces,
+        phase=space.phase,
+        is_inner=space.is_inner,
+        walked=space.walked,
+        inside=space.inside,
+        grouped=space.grouped,
+        sides=space.sides,
+        device=device,
+    )
 
 
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn

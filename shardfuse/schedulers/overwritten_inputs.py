@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from ..device import WARP
 from ..ir.expr import BoundFusion, BoundTensor
 from ..segments.segment import Segment
+from . import ALONE
 from .plan import KernelPlan
 from .schedule_parts import Access
 
 Planned = Sequence[tuple[Segment, str, Sequence[KernelPlan]]]
-_NO_KERNELS = ("no_op", "torch_call", "communication")
-"""Schedulers of segments whose results may lie in the storage of what they read."""
 
 
 def replaceable(fusion: BoundFusion, segments: Planned) -> dict[BoundTensor, list[BoundTensor]]:
@@ -31,7 +30,7 @@ def replaceable(fusion: BoundFusion, segments: Planned) -> dict[BoundTensor, lis
     for out, target in _pairs(fusion):
         if target in fusion.outputs or fusion.outputs.count(out) > 1 or _is_seen(target, segments):
             continue
-        at = next((k for k, (s, name, _) in enumerate(segments) if out in s.outputs and name not in _NO_KERNELS), None)
+        at = next((k for k, (s, name, _) in enumerate(segments) if out in s.outputs and name not in ALONE), None)
         if at is None or any(target in s.inputs for s, _, _ in segments[at + 1 :]):
             continue
         kernels = segments[at][2]
@@ -53,7 +52,7 @@ def _pairs(fusion: BoundFusion) -> Iterator[tuple[BoundTensor, BoundTensor]]:
 
 def _is_seen(target: BoundTensor, segments: Planned) -> bool:
     """May something else than a kernel have a view of it?"""
-    return any(target in s.inputs and name in _NO_KERNELS for s, name, _ in segments)
+    return any(target in s.inputs and name in ALONE for s, name, _ in segments)
 
 
 def _is_each_threads_own(kernel: KernelPlan, read: BoundTensor, written: BoundTensor) -> bool:

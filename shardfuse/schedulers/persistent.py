@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..device import MAX_THREADS, Device
-from ..ir.dtype import DataType
 from ..segments.segment import Segment
 from .features import Features, features, reduction_or_refusal
 from .lagged_group import lagged_group
-from .limits import MAX_WARPS, WARP, WIDEST_LOAD, WIDEST_WARPS, power_of_two, power_of_two_within, vector
+from .limits import MAX_WARPS, TWO_IN_A_WORD, WARP, WIDEST_LOAD, WIDEST_WARPS, power_of_two, power_of_two_within, vector
 from .plan import KernelPlan, kernel_name
 from .row_groups import columns_held_by_group, held_by_group, paired_group, why_not_held
 from .schedule import Access, Launch, Registers, Schedule, Tile
-
-UNPACKED = (DataType.BFloat16, DataType.Half)
-"""Types that are held two in a word."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -175,7 +171,7 @@ def packed_row(space: Features) -> Schedule | None:
     walked, n, vectors = space.streamed, space.reduced, space.beside
     if space.has_windows or not space.is_inner or not walked or space.is_cut_short:
         return None  # windows, and a place of its own for each element
-    if space.segment.has_indices or any(t.dtype not in UNPACKED for t in walked):
+    if space.segment.has_indices or any(t.dtype not in TWO_IN_A_WORD for t in walked):
         return None
     if space.run != n and space.kept <= device.multiprocessors:
         return None  # one program a multiprocessor, which holds it wide

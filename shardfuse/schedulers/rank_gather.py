@@ -19,15 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..analysis.communication_table import Collective, communication_of
-from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import OfRank, Reshard, Squeeze, Window
 from ..ir.window import Read
 from ..segments.segment import Segment
+from .limits import TWO_IN_A_WORD
 from .plan import RankExchange
 from .rank_exchange import MOST_RANKS, Exchanged
-
-_SENT = (DataType.Half, DataType.BFloat16)
 
 
 def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Exchanged | str:
@@ -46,7 +44,7 @@ def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Ex
     ):
         return "it is no gather over one mesh dimension"
     ranks = mesh.extent(found.mesh_dim)
-    if source.dtype not in _SENT or source.domain.logical[0] != source.domain.digits_on(found.mesh_dim):
+    if source.dtype not in TWO_IN_A_WORD or source.domain.logical[0] != source.domain.digits_on(found.mesh_dim):
         return "what is gathered are no 16-bit summands of the ranks"
     if whole in frozenset(needed) or ranks > MOST_RANKS:
         return "something else reads what is gathered"

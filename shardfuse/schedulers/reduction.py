@@ -64,7 +64,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if not space.is_inner:
         return _columns(space)
     schedule = in_loop(space)
-    programs = -(-space.kept // schedule.kept)
+    programs = schedule.blocks(space.kept)
     turns = -(-space.reduced // schedule.reduced)
     if _is_unrolled(space):
         held = _rows(space)

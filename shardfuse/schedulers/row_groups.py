@@ -84,7 +84,7 @@ def held_by_group(space: Features) -> Schedule:
     members, warps, registers = _rows_alone(space)
     schedule = Schedule(Tile(1, warps * WARP * space.width), launch=Launch(warps, registers=registers))
     group = _filling(schedule, members, space, resident(device, warps, registers), schedule.reduced)
-    is_once = group.programs // group.members >= space.kept
+    is_once = group.at_once >= space.kept
     exchange = Immediate(prefetches=not is_once and registers > device.bound(tuned.few_resident))
     return replace(schedule, group=replace(group, exchange=exchange))
 
@@ -146,7 +146,7 @@ def _looping_over_groups(space: Features, schedule: Schedule) -> Schedule:
             group = replace(group, members=group.members // 2)
     if group.members == 1:
         return schedule
-    used = -(-space.kept // schedule.columns) * group.members
+    used = schedule.blocks(space.kept) * group.members
     is_small = turns() <= tuned.turns and schedule.reduced > 1 and len(space.streamed) == 1
     is_full = used > tuned.full * group.programs and 2 * _words(schedule, group, space) <= tuned.polled[-1]
     if is_small and schedule.launch.warps == 2 and is_full:
@@ -189,8 +189,7 @@ def _is_for_wider(schedule: Schedule, group: Group, space: Features) -> bool:
     """
     if group.members * schedule.kept > space.tuned.groups.collected * schedule.launch.warps * WARP:
         return True
-    rows = -(-space.kept // schedule.kept)
-    return group.members == MAX_MEMBERS and 2 * MAX_MEMBERS * rows <= group.programs
+    return group.members == MAX_MEMBERS and 2 * MAX_MEMBERS * schedule.blocks(space.kept) <= group.programs
 
 
 def _narrowed(schedule: Schedule, lanes: int) -> Schedule:
@@ -200,7 +199,7 @@ def _narrowed(schedule: Schedule, lanes: int) -> Schedule:
 
 def _filling(schedule: Schedule, members: int, space: Features, programs: int, least: int) -> Group:
     """A group of ``members``, or of more, if all rows at once leave programs idle and each still gets ``least``."""
-    rows = -(-space.kept // (schedule.columns or schedule.kept))
+    rows = schedule.blocks(space.kept)
     while members < MAX_MEMBERS and 2 * members * rows <= programs and space.reduced >= 2 * members * least:
         members *= 2
     return Group(members, programs)
@@ -215,7 +214,7 @@ def _in_cache(space: Features, schedule: Schedule, group: Group) -> Group:
     columns, lanes = schedule.columns or schedule.kept, schedule.kept
     one = columns * space.reduced * space.element_bytes
     members = group.members
-    while min(-(-space.kept // columns), group.programs // members) * one > tuned.cached * space.device.l2_bytes:
+    while min(schedule.blocks(space.kept), group.programs // members) * one > tuned.cached * space.device.l2_bytes:
         members *= 2
         words = members * lanes * _EXCHANGED_BYTES
         if members > min(MAX_MEMBERS, group.programs) or space.reduced < members * tuned.turns * schedule.reduced:

@@ -203,6 +203,14 @@ class Schedule:
         parts = (self.order, self.residency, self.group, self.exchange, self.split)
         return tuple(type(part).__name__ for part in parts)
 
+    def blocks(self, kept: int) -> int:
+        """Programs, or groups, that so many kept elements take, one block each."""
+        return -(-kept // (self.columns or self.kept))
+
+    def grid(self, blocks: int) -> int:
+        """Programs of a launch over so many blocks of kept elements; a group takes those that follow in turn."""
+        return min(blocks, self.group.at_once) * self.group.members if self.group else blocks * self.parts
+
     # others like it
 
     def sized(self, *, kept: int | None = None, reduced: int | None = None) -> Schedule:

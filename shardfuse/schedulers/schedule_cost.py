@@ -77,20 +77,16 @@ def _programs(plan: KernelPlan) -> int:
         along, across = (prod(a.extent for a in side) for side in reversed(space.sides))
         rest = space.kept // (along * across)
         return rest * ceil(along / schedule.kept) * (ceil(across / schedule.reduced) if across > 1 else 1)
-    blocks = ceil(space.kept / (schedule.columns or schedule.kept))
-    if schedule.members:
-        return min(blocks, max(schedule.programs // schedule.members, 1)) * schedule.members
-    return blocks * schedule.parts
+    return schedule.grid(schedule.blocks(space.kept))
 
 
 def _turns(plan: KernelPlan) -> int:
     """Blocks of rows that a program takes one after the other."""
     space, schedule = plan.space, plan.schedule
     if isinstance(schedule.order, RowLoop):
-        groups = schedule.programs // schedule.members if schedule.group else schedule.parts
+        groups = schedule.group.at_once if schedule.group else schedule.parts
         return ceil(prod(a.extent for a in space.walked) / (groups * schedule.order.rows))
-    blocks = ceil(space.kept / (schedule.columns or schedule.kept))
-    return ceil(blocks / max(schedule.programs // schedule.members, 1)) if schedule.members else 1
+    return ceil(schedule.blocks(space.kept) / schedule.group.at_once) if schedule.group else 1
 
 
 def _waits(plan: KernelPlan, turns: int) -> float:

@@ -181,6 +181,11 @@ class Group:
             self.programs < self.members, f"{self.members} programs wait for each other, {self.programs} run at once"
         )
 
+    @property
+    def at_once(self) -> int:
+        """How many groups are resident at once."""
+        return self.programs // self.members
+
 
 # split reductions
 

@@ -1,4 +1,4 @@
-"""Programs that wait for each other: late teams, held and looping teams, and reductions finished in the same launch.
+"""Programs that wait for each other: lagged, held and looping groups, and reductions finished in the same launch.
 
 The interpreter runs programs one after the other, so that only a GPU shows what a wait is worth.
 """

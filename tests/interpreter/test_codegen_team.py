@@ -33,7 +33,7 @@ PAIRS = Schedule(Tile(2, 1024))
 """Two rows at a time, all threads along each."""
 LOOPED = replace(UNROLLED, residency=Loop())
 FOLDED = UNROLLED.accumulating(8)
-"""Takes a variance in load by load, as late teams do."""
+"""Takes a variance in load by load, as lagged groups do."""
 
 
 def by(schedule: Schedule, members: int) -> Schedule:
