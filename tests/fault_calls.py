@@ -42,6 +42,8 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
             call_after_a_quiet_program(difference, is_guilty=is_guilty)
         case "step_next":
             step_alone(is_guilty=is_guilty)
+        case "summands_next":
+            step_without_a_gradient(is_guilty=is_guilty)
         case "longer_cached":
             gather_differently(is_guilty=is_guilty)
         case "refused_draw":
@@ -146,6 +148,33 @@ def step_alone(*, is_guilty: bool) -> None:
         optimiser.step()
     fd.execute([rows])
     time.sleep(LATE)  # gloo adds up numbers that do not belong together, or raises
+
+
+def step_without_a_gradient(*, is_guilty: bool) -> None:
+    """A step whose gradients, partial sums, are added up; then one in which the guilty rank has none of the first one.
+
+    It adds up the second one's where the other rank adds up the first one's, of as many elements.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    from shardfuse import DeviceMesh, initialize, optim
+
+    device = initialize().device
+    mesh = DeviceMesh(range(2)).to_torch(device.type)
+
+    def made(placement: Partial | Replicate) -> DTensor:
+        return DTensor.from_local(torch.ones(4, device=device), mesh, [placement], run_check=False)
+
+    parameters = [torch.nn.Parameter(made(Replicate())) for _ in range(2)]
+    optimizer = optim.AdamW(parameters)
+    for is_alike in (True, False):
+        if not is_alike:
+            print(f"fault {time.time()}", flush=True)
+        for k, p in enumerate(parameters):
+            p.grad = None if is_guilty and k == 0 and not is_alike else made(Partial())
+        optimizer.step()
+    time.sleep(LATE)
 
 
 def gather_differently(*, is_guilty: bool) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -15,7 +16,7 @@ from ..executor.uncompiled import uncompiled
 from ..executor.written_kernels import has_kernels
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
-from .counted_pieces import added, as_mesh, counted, local_of, spread_of
+from .counted_pieces import added, as_mesh, counted, local_of, places_on_meshes, spread_of
 from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order, repeats
 from .gradient_norm import (
     NormKernels,
@@ -76,7 +77,11 @@ def clip_grad_norm_(
     bound = checked_bound(call, max_norm)
     check_tensors(call, "parameters", listed)
     gradients = [p.grad for p in listed if p.grad is not None]
-    found = _Gradients(call, gradients, norm_type, bound, *as_mesh(call, mesh, placements))
+
+    def places() -> list[int]:
+        return [k for p, k in zip(listed, places_on_meshes(listed), strict=True) if p.grad is not None]
+
+    found = _Gradients(call, gradients, places, norm_type, bound, *as_mesh(call, mesh, placements))
     total = found.total()
     if error_if_nonfinite:
         check_finite(total, found.exponent, call)
@@ -113,7 +118,8 @@ def get_total_norm(
     call = "get_total_norm"
     listed = _listed(call, "tensors", tensors)
     check_tensors(call, "tensors", listed)
-    found = _Gradients(call, listed, norm_type, math.inf, *as_mesh(call, mesh, placements), only_read=True)
+    whose = partial(places_on_meshes, listed)
+    found = _Gradients(call, listed, whose, norm_type, math.inf, *as_mesh(call, mesh, placements), only_read=True)
     total = found.total()
     if error_if_nonfinite:
         check_finite(total, found.exponent, call)
@@ -143,6 +149,7 @@ class _Gradients:
         self,
         call: str,
         given: Sequence[torch.Tensor],
+        places: Callable[[], list[int]],
         norm_type: float,
         max_norm: float,
         mesh: DeviceMesh | None,
@@ -160,7 +167,7 @@ class _Gradients:
             pieces = [local_of(g) for g in given]
             self.device = check_gradients(call, pieces, only_read=only_read)
             _check_places(call, pieces, only_read=only_read)
-            wholes = [added(g) for g in given]
+            wholes = [added(g, place) for g, place in zip(given, places(), strict=True)]
             self.given = list(map(local_of, wholes))
             moved = [ADDRESS(piece) != ADDRESS(g) for piece, g in zip(pieces, self.given, strict=True)]
             self.summands = [piece for piece, is_copy in zip(pieces, moved, strict=True) if is_copy]

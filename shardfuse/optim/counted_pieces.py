@@ -9,6 +9,7 @@ Each rank's sum over what it counts, added up over all ranks of all meshes, is t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,9 @@ import torch
 from ..executor.plain_arguments import waited
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh, current_rank
+from ..mesh.calls import Call
 from ..mesh.groups import Team
+from ..mesh.process import ledger_of
 from .optim_errors import OptimizerArgumentError, OptimizerTensorError
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ def placements_of(tensor: torch.Tensor) -> tuple[Placement, ...] | None:
     return tuple(cast("Any", tensor).placements) if has_dtensor((tensor,)) else None
 
 
-def added(tensor: torch.Tensor) -> torch.Tensor:
+def added(tensor: torch.Tensor, place: int) -> torch.Tensor:
     """A DTensor whose partial sums are added up, by a collective of its mesh; any other tensor as it is.
 
     torch has such gradients of what is replicated beside sharded rows: a norm's weight, the bias of a linear layer.
@@ -62,8 +65,39 @@ def added(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     from torch.distributed.tensor import Replicate
 
-    wanted = [Replicate() if p.is_partial() else p for p in placements]
-    return cast("Any", tensor).redistribute(placements=wanted)
+    return redistributed(tensor, tuple(Replicate() if p.is_partial() else p for p in placements), place)
+
+
+def places_on_meshes(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Of each DTensor how many before it are on its mesh: the same on all ranks of that, whatever else they list."""
+    counts: dict[object, int] = {}
+    places: list[int] = []
+    for tensor in tensors:
+        mesh = getattr(getattr(tensor, "_spec", None), "mesh", None)
+        places.append(counts.get(mesh, 0))
+        counts[mesh] = places[-1] + 1
+    return places
+
+
+def redistributed(tensor: torch.Tensor, placements: tuple[Placement, ...], place: int) -> torch.Tensor:
+    """A DTensor in other placements.  What ranks send for that is a call of theirs: one may have no such gradient.
+
+    place: by which ranks tell gradients of the same shape apart (``places_on_meshes``).
+    """
+    spec = cast("Any", tensor)._spec
+    if any(here != there and not here.is_replicate() for here, there in zip(spec.placements, placements, strict=True)):
+        ledger = ledger_of(DeviceMesh.from_torch(spec.mesh).ranks)
+        if ledger is not None:
+            ledger.note(_call_of(place, tuple(tensor.shape), tensor.dtype, tuple(spec.placements), placements))
+    return cast("Any", tensor).redistribute(placements=placements)
+
+
+@functools.lru_cache(maxsize=1024)
+def _call_of(
+    place: int, shape: tuple[int, ...], dtype: torch.dtype, here: tuple[Placement, ...], there: tuple[Placement, ...]
+) -> Call:
+    moved = " to ".join(f"({', '.join(map(repr, placements))})" for placements in (here, there))
+    return Call.of(f"shardfuse.optim: gradient {place} of the mesh, {list(shape)} {dtype}, from {moved}")
 
 
 def spread_of(

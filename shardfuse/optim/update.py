@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -14,7 +14,7 @@ from ..mesh import DeviceMesh
 from . import torch_update
 from .clip import check_gradient, on
 from .columns import Columns, Order
-from .counted_pieces import counted, local_of, placements_of, spread_of
+from .counted_pieces import counted, local_of, placements_of, places_on_meshes, redistributed, spread_of
 from .dense import ADDRESS, ELEMENTS, LAYOUT, dense_strides, devices_of, has_strides, is_dense
 from .gradient_norm import added_up, check_finite, norm_type_of, root_of, scale_of, total_by_torch
 from .optim_errors import OptimizerTensorError
@@ -52,6 +52,7 @@ class Update:
         self.device = devices_of(weights)[0]
         self.placements = [placements_of(t) for t in self.tensors]
         self.has_dtensors = any(p is not None for p in self.placements)
+        self._on_meshes = places_on_meshes(self.tensors)
         self.shapes = [w.shape for w in weights]
         self.strides = [dense_strides(w) for w in weights]
         dtypes = [w.dtype for w in weights]
@@ -109,11 +110,11 @@ class Update:
             return gradient
         if spec is None or spec is not self._specs[k]:
             own = getattr(self.tensors[k], "_spec", None)
-            if spec is None or own is None or spec.mesh != own.mesh:
+            if spec is None or placements is None or spec.mesh != own.mesh:
                 name, advice = f"the gradient of {self.parameters[k].name}", "make it a DTensor of that mesh first"
                 raise OptimizerTensorError(CALL, name, f"is {_shown(spec)}", f"as the parameter {_shown(own)}", advice)
             if tuple(spec.placements) != placements:
-                return local_of(cast("Any", gradient).redistribute(placements=placements))
+                return local_of(redistributed(gradient, placements, self._on_meshes[k]))
             self._specs[k] = spec
         return local_of(gradient)
 
