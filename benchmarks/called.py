@@ -44,6 +44,10 @@ class Called(Compared):
         made = zip(names, self.makes.values(), strict=True)
         return Own({name: partial(self._run, case, inputs, make) for name, make in made})
 
+    def in_eager(self, case: Case, inputs: Sequence[Tensor]) -> Run:
+        """Leaves are made beforehand, as of the others."""
+        return self._run(case, inputs, lambda case, given: partial(self.forward, case))
+
     def compiled(self, case: Case, inputs: Sequence[Tensor], compiler: Compiler) -> Run:
         """The compiler is given the forward, as users give it a module."""
         graph = compiler(lambda *given: several(self.forward(case, *given)))
@@ -59,7 +63,7 @@ class Called(Compared):
         return moved_bytes([*inputs, *(inputs[: -self.results] if self.is_backward else ())], outputs)
 
     def in_torch(self, case: Case, *inputs: Tensor) -> Tensors:
-        return tuple(self._run(case, inputs, lambda case, given: partial(self.forward, case))())
+        return tuple(self.in_eager(case, inputs)())
 
     def _run(self, case: Case, inputs: Sequence[Tensor], make: Make) -> Run:
         if not self.is_backward:

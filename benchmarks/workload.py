@@ -186,6 +186,10 @@ class Compared:
     def own(self, case: Case, inputs: Sequence[torch.Tensor]) -> Own:
         raise NotImplementedError
 
+    def in_eager(self, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
+        """What is timed of eager torch."""
+        return lambda: self.eager(case, *inputs)
+
     def compiled(self, case: Case, inputs: Sequence[torch.Tensor], compiler: Compiler) -> Run:
         """What is timed of ``compiler``, which is given a function of the inputs."""
         graph = compiler(lambda *tensors: self.eager(case, *tensors))

@@ -13,7 +13,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import page, report, run, suite
+from benchmarks import called as called_module
+from benchmarks import page, peers, report, run, suite
 from benchmarks.accuracy import judge
 from benchmarks.called import BACKWARD, called, function
 from benchmarks.module_dry import CPU, dry_modules, run_dry
@@ -152,6 +153,17 @@ def test_a_compiler_is_given_the_forward_and_its_backward_is_run(name: str) -> N
     (verdicts,) = judge(workload, case, inputs, {"compiled": made}).values()
     assert [v.note for v in verdicts] == [""] * len(workload.in_torch(case, *inputs))
     assert len(graphs) == 1
+
+
+def test_no_run_makes_its_leaves_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would be timed, and of one implementation alone."""
+    workload, case = MODULES[f"RMSNorm{BACKWARD}"], Case.parse("5x16:float32")
+    inputs = workload.arguments(case, Draw(CPU))
+    own = [make() for make in workload.own(case, inputs).runs.values()]
+    eager = peers.prepare("eager", workload, case, inputs)
+    monkeypatch.setattr(called_module, "Parameter", None)
+    for made in [run_again() for run_again in (*own, eager)]:
+        assert [t.shape for t in made] == [(5, 16), (5, 16), (16,)]
 
 
 def test_the_page_has_room_for_its_results() -> None:

@@ -26,7 +26,7 @@ class NotCompiledError(RuntimeError):
 
 
 def prepare_eager(workload: Compared, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
-    return lambda: workload.eager(case, *inputs)
+    return workload.in_eager(case, inputs)
 
 
 def prepare_inductor(
