@@ -67,8 +67,8 @@ class Block(torch.nn.Module):
         # Of this rank's heads alone, so that no mesh is needed.  It reads what the qkv matmul made, and its backward
         # gives that matmul's gradient as one tensor.
         self.turn = RotaryEmbedding(config.head_dim, packed=(heads, heads), batch_first=False)
-        # Weights of matmuls are plain tensors here, this rank's pieces.  torch's optimisers take no mixture with DTensors, so
-        # the modules' parameters are plain too ("local").
+        # Weights of matmuls are plain tensors here, this rank's pieces.  torch's optimisers take no mixture with
+        # DTensors, so the modules' parameters are plain too ("local").
         self.swiglu = SwiGLU(config.hidden, bias=True, mesh=mesh, input=Shard(-1), parameters="local")
         self.attention_norm, self.mlp_norm = (
             AddRMSNorm(

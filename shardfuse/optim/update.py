@@ -109,7 +109,7 @@ class Update:
         if spec is None and placements is None:
             return gradient
         if spec is None or spec is not self._specs[k]:
-            own = getattr(self.tensors[k], "_spec", None)
+            own: Any = getattr(self.tensors[k], "_spec", None)
             if spec is None or placements is None or spec.mesh != own.mesh:
                 name, advice = f"the gradient of {self.parameters[k].name}", "make it a DTensor of that mesh first"
                 raise OptimizerTensorError(CALL, name, f"is {_shown(spec)}", f"as the parameter {_shown(own)}", advice)
