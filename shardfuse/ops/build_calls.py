@@ -14,7 +14,6 @@ from .build_reductions import ReductionBuilder
 from .builder import Operand, literal, normalize_dim
 from .call_signature import DRAWN
 
-
 _NO_MATRICES = (DataType.Bool, DataType.UInt16, DataType.UInt32, DataType.UInt64, DataType.Float8_e8m0fnu)
 """Types of which torch has no product of matrices on any device."""
 
