@@ -217,7 +217,7 @@ class FusionExecutorCache:
             bound = bind_arguments(self.fusion, arguments, current_rank(), None)
             found, unknown = global_sizes(self.fusion, bound.local_shapes, sizes or {})
             if unknown:
-                raise NoPlanError
+                raise NoPlanError(uneven=f"axis {unknown[0].axis} of {unknown[0].tv.name}")
             numbers = self._numbers(arguments)
             text = self._description(found, bound.device, numbers)
             return plan_on(self.plan(found, numbers), text, bound.device, self.options)
