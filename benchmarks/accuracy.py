@@ -12,7 +12,7 @@ from math import inf, isfinite, prod, sqrt
 import torch
 
 from .roundings import mismatch
-from .workload import Case, Workload
+from .workload import Case, Compared
 
 PIECE = 1 << 25
 """Elements of the largest input in one piece: 256 MB as float64."""
@@ -54,7 +54,7 @@ class Verdict:
 
 
 def judge(
-    workload: Workload,
+    workload: Compared,
     case: Case,
     inputs: Sequence[torch.Tensor],
     results: dict[str, list[torch.Tensor]],
@@ -66,10 +66,14 @@ def judge(
     inputs, row by row.  Signs of zeros are not compared here.  An output of another dtype is held to that dtype.
     any_format: implementations that are not asked for a memory format.
     """
-    eager = workload.eager(case, *inputs)
+    eager = workload.comparable(workload.eager(case, *inputs))
+    results = {name: workload.comparable(outputs) for name, outputs in results.items()}
     sums = {name: [_Sums() for _ in outputs] for name, outputs in results.items()}
     verdicts = {
-        name: [_of_kind(case, out, want, name in any_format) for out, want in zip(outputs, eager, strict=False)]
+        name: [
+            _of_kind(case, out, want, workload.any_format or name in any_format)
+            for out, want in zip(outputs, eager, strict=False)
+        ]
         for name, outputs in results.items()
     }
     for k, at, ref in _references(workload, case, inputs):
@@ -85,7 +89,7 @@ def judge(
 
 
 def errors(
-    workload: Workload, case: Case, inputs: Sequence[torch.Tensor], results: dict[str, list[torch.Tensor]]
+    workload: Compared, case: Case, inputs: Sequence[torch.Tensor], results: dict[str, list[torch.Tensor]]
 ) -> dict[str, list[float]]:
     """For each implementation the error of each output as one norm.  A result of another shape has an infinite one."""
     return {name: [v.error for v in of] for name, of in judge(workload, case, inputs, results).items()}
@@ -104,7 +108,7 @@ def _shapes(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> 
     return f"shapes {found}, expected {expected}"
 
 
-def broken(workload: Workload, out: torch.Tensor, ref: torch.Tensor, eager: torch.Tensor) -> str:
+def broken(workload: Compared, out: torch.Tensor, ref: torch.Tensor, eager: torch.Tensor) -> str:
     """What the rule says of ``out``, ``ref`` being float64's; empty where it is right.
 
     A row, in which eager torch's largest error counts, is of the last dim; of activations all that is in a channel.
@@ -131,13 +135,14 @@ Piece = tuple[int, slice | tuple[()], torch.Tensor]
 """The number of an output, where in it the piece is, and the piece in float64."""
 
 
-def _references(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Iterator[Piece]:
+def _references(workload: Compared, case: Case, inputs: Sequence[torch.Tensor]) -> Iterator[Piece]:
     """Piece by piece; outputs that are sums over the pieces at the end."""
     totals: dict[int, torch.Tensor] = {}
     start = 0
     for piece in _pieces(workload, inputs):
         rows = 0
-        for k, (ref, summed) in enumerate(zip(_reference(workload, case, piece), workload.sums, strict=True)):
+        found = _reference(workload, case, piece)
+        for k, (ref, summed) in enumerate(zip(found, workload.sums or [False] * len(found), strict=True)):
             if summed:
                 totals[k] = totals[k] + ref if k in totals else ref
                 continue
@@ -148,20 +153,21 @@ def _references(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) 
         yield k, (), total
 
 
-def _pieces(workload: Workload, inputs: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def _pieces(workload: Compared, inputs: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """The inputs cut along dim 0 where the workload says so."""
-    cut = [t for t, rows in zip(inputs, workload.rows, strict=True) if rows]
-    if not cut:
+    if not any(workload.rows):
         yield list(inputs)
         return
+    cut = [t for t, rows in zip(inputs, workload.rows, strict=True) if rows]
     rows = cut[0].shape[0]
     step = max(rows * PIECE // max(prod(t.shape) for t in cut), 1)
     for start in range(0, rows, step):
         yield [t[start : start + step] if c else t for t, c in zip(inputs, workload.rows, strict=True)]
 
 
-def _reference(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _reference(workload: Compared, case: Case, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """In float64, for this piece."""
-    first = inputs[0].shape[0] if workload.rows[0] else case.shape[0]
+    first = inputs[0].shape[0] if any(workload.rows[:1]) else case.shape[0]
     piece = replace(case, dtype=torch.float64, shape=(first, *case.shape[1:]))
-    return workload.reference(piece, *(t.double() if t.is_floating_point() else t for t in inputs))
+    wide = (t.double() if t.is_floating_point() else t for t in inputs)
+    return workload.comparable(workload.reference(piece, *wide))

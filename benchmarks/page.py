@@ -13,15 +13,13 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks.report import ROOT, Results, Row, has_plot, mean, ratios
+from benchmarks.report import MANY, ROOT, Results, Row, has_plot, mean, ratios
 
 MEASURED = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "benchmarks" / "results"
 OWN = "shardfuse"
 SHORT_OF_COPY, SHORT_OF_PEERS = 0.95, 0.98
 """Ratios that fall short are below these; by 2 % times differ from run to run."""
-MANY = 20
-"""Workloads of one case each beyond which a suite has a sentence for each peer, and no table."""
 
 
 def save(results: Results, directory: Path) -> Path:
@@ -35,21 +33,20 @@ def load(directory: Path) -> list[Results]:
 
 
 def section(results: Results) -> str:
-    """A workload a line: means over its cases, what falls short, what failed or is wrong."""
+    """A workload a line: means over its cases, what falls short, what failed or is wrong.  Of many, one paragraph."""
     code = f", commit {results.commit}" if results.commit else ""
     read = f"python benchmarks/run.py {results.suite} --read benchmarks/results/{results.suite}.json"
     said = [f"{results.date}, {results.machine}{code}; `{results.command}`.", *(f"{s}." for s in results.left_out)]
     plot = [f"![GB/s against size](bandwidth_{results.suite}.svg)"] if has_plot(results) else []
-    lines = [" ".join([*said, f"Every row: `{read}`.", *plot]), ""]
+    head = " ".join([*said, f"Every row: `{read}`.", *plot])
     peers = list(dict.fromkeys(r.impl for r in results.rows if r.impl != OWN and not r.impl.startswith("copy of ")))
     shown = sorted((p for p in peers if any(r.impl == p and r.counts for r in results.rows)), key=lambda p: p != "copy")
     workloads = list(dict.fromkeys(r.workload for r in results.rows))
-    if len(workloads) > MANY and len({(r.workload, r.case) for r in results.rows}) == len(workloads):
-        lines.append(_by_peer(results, shown))
-    else:
-        lines += _by_workload(results, workloads, shown)
     notes = _notes(results.rows)
-    return "\n".join([*lines, *(["", f"Failed or wrong: {'; '.join(notes)}."] if notes else [])])
+    wrong = [f"Failed or wrong: {'; '.join(notes)}."] if notes else []
+    if len(workloads) > MANY:
+        return " ".join([head, _by_peer(results, shown), *wrong])
+    return "\n".join([head, "", *_by_workload(results, workloads, shown), *(["", *wrong] if wrong else [])])
 
 
 def _by_workload(results: Results, workloads: Sequence[str], shown: Sequence[str]) -> list[str]:
@@ -143,7 +140,7 @@ def page(text: str, results: Sequence[Results]) -> str:
     for r in results:
         begin, end = f"<!-- {r.suite} -->", f"<!-- end of {r.suite} -->"
         if begin not in text:
-            text = f"{text.rstrip()}\n\n## {r.suite}\n{begin}\n{end}\n"
+            text = f"{text.rstrip()}\n## {r.suite}\n{begin}\n{end}\n"
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{section(r)}\n{end}{rest.partition(end)[2]}"
     return text

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+MANY = 20
+"""Workloads beyond which a suite has one paragraph, with a sentence for each peer, and neither table nor plot."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def commit() -> str:
 def has_plot(results: Results) -> bool:
     """Is there a workload of several sizes, and bytes to speak of?  A case in words has no size."""
     sizes = {(r.workload, r.case) for r in results.rows if r.bytes and " " not in r.case}
-    return len(sizes) > len({workload for workload, _ in sizes})
+    workloads = {workload for workload, _ in sizes}
+    return len(workloads) < len(sizes) and len(workloads) <= MANY
 
 
 HEADERS = ("case", "implementation", "us", "GB/s", "of copy", "shardfuse is", "kernels", "error")

@@ -13,6 +13,8 @@
     python benchmarks/run.py models --dry                     # tiny ones on the CPU: regions, and losses as eager's
     python benchmarks/run.py optimiser                        # a step of AdamW over 1,000 tensors, against torch's
     python benchmarks/run.py promises                         # what invariant="batch" costs, from 1 to 8192 rows
+    python benchmarks/run.py modules --only RMSNorm GELU      # shardfuse.nn's modules and functions, each way
+    python benchmarks/run.py modules --dry                    # all of them, tiny, on the CPU: results as float64's
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
     torchrun --nproc-per-node 2 benchmarks/run.py exchange    # statistics exchanged in a kernel, and by collectives
     torchrun --nproc-per-node 2 benchmarks/run.py losses      # cross entropy over sharded classes; also on 1 rank
@@ -44,6 +46,7 @@ import torch
 
 import shardfuse
 from benchmarks import page, peers
+from benchmarks.called import BACKWARD
 from benchmarks.calls import EXCHANGE, run_calls, run_exchange
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
@@ -52,6 +55,7 @@ from benchmarks.model_cases import chosen as chosen_models
 from benchmarks.model_cases import model_cases
 from benchmarks.model_dry import dry_models
 from benchmarks.models import run_models
+from benchmarks.module_dry import dry_modules
 from benchmarks.optimiser import run_optimiser
 from benchmarks.plot import plot
 from benchmarks.promises import run_promises
@@ -59,10 +63,11 @@ from benchmarks.report import Results, Row, as_text, columns, has_plot
 from benchmarks.reshard import run_reshard
 from benchmarks.suite import OWN, STARTED, compile_tables, run_host, run_startup, run_tables
 from benchmarks.train import STEPS, run_train
-from benchmarks.workload import Case, CaseError, Workload
+from benchmarks.workload import Case, CaseError, Compared, Workload
 from benchmarks.workloads import SUITES, WORKLOADS
+from benchmarks.workloads.modules import MODULES
 
-Work = list[tuple[Workload, Case]]
+Work = list[tuple[Compared, Case]]
 AUTOTUNED = "copy,inductor,inductor_max_autotune"
 """Peers of the suite of that name."""
 
@@ -98,7 +103,9 @@ def _run(options: argparse.Namespace) -> int:
         print(f"no workload of {options.suite} takes these cases", file=sys.stderr)
         return 2
     if options.dry:
-        return _dry(work, compiled=options.compile)
+        if options.suite == "modules":
+            return dry_modules({w.name: w for w, _ in work}.values())
+        return _dry([(w, case) for w, case in work if isinstance(w, Workload)], compiled=options.compile)
     if not torch.cuda.is_available():
         print("no GPU is visible: --dry plans every case without one", file=sys.stderr)
         return 2
@@ -128,7 +135,7 @@ def _on_gpu(options: argparse.Namespace) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", *ON_GPU, *ON_RANKS))
+    parser.add_argument("suite", choices=(*SUITES, "modules", "autotuned", "host", "compile", *ON_GPU, *ON_RANKS))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads; steps of train; parts of models' names"
@@ -149,7 +156,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.command = shlex.join(["benchmarks/run.py", *words])
     chosen = (AUTOTUNED if options.suite == "autotuned" else default) if options.peers is None else options.peers
     options.peers = [p for p in chosen.split(",") if p]
-    workloads = model_cases() if options.suite == "models" else STEPS if options.suite == "train" else WORKLOADS
+    own_names = {"models": model_cases(), "train": STEPS, "modules": MODULES}
+    workloads = own_names.get(options.suite, WORKLOADS)
     whole = [name for name in options.only if options.suite != "models" or not chosen_models([name])]
     for given, known in ((options.peers, peers.PEERS), (whole, workloads)):
         if unknown := [name for name in given if name not in known]:
@@ -164,8 +172,9 @@ def _work(options: argparse.Namespace) -> Work:
     if options.suite == "compile":
         return [(WORKLOADS[STARTED[0]], Case.parse(STARTED[1]))]
     found: Work = []
-    for workload in SUITES.get(options.suite, tuple(WORKLOADS.values())):
-        if options.only and workload.name not in options.only:
+    suites = {**SUITES, "modules": tuple(MODULES.values())}
+    for workload in suites.get(options.suite, tuple(WORKLOADS.values())):
+        if options.only and not {workload.name, workload.name.removesuffix(BACKWARD)}.intersection(options.only):
             continue
         own = [Case.parse(text) for text in workload.cases]
         ranks = [len(case.shape) for case in own]
@@ -262,7 +271,7 @@ def _machine() -> str:
 DRY_HEADERS = ("workload", "case", "kernels", "schedulers", "MB", "moved", "plan ms")
 
 
-def _dry(work: Work, *, compiled: bool) -> int:
+def _dry(work: list[tuple[Workload, Case]], *, compiled: bool) -> int:
     planned = [plan_case(workload, case, compiled=compiled) for workload, case in work]
     print("\n".join(columns([DRY_HEADERS, *map(_dry_cells, planned)])))
     kernels = [(p, r) for p in planned for r in p.compiled]

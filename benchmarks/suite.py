@@ -14,10 +14,8 @@ from .peers.torch_peers import captured
 from .report import Row
 from .startup import measure as measure_startup
 from .timing import Timed, count_kernels, measure, poison, synchronize
-from .workload import Case, Draw, Workload, moved_bytes, vector_bytes
+from .workload import OWN, Case, Compared, Draw, Run, vector_bytes
 
-Run = Callable[[], Sequence[torch.Tensor]]
-OWN = "shardfuse"
 GPU = torch.device("cuda")
 STARTED = ("add_rms_norm", "64x1024")
 """What ``compile`` measures: a fusion of about ten ops."""
@@ -30,7 +28,7 @@ CHOICE = 0.03
 
 
 def run_tables(
-    work: Sequence[tuple[Workload, Case]],
+    work: Sequence[tuple[Compared, Case]],
     chosen: Sequence[str],
     seconds: float,
     device: torch.device = GPU,
@@ -46,7 +44,7 @@ def run_tables(
 
 
 def compile_tables(
-    work: Sequence[tuple[Workload, Case]], chosen: Sequence[str], device: torch.device = GPU
+    work: Sequence[tuple[Compared, Case]], chosen: Sequence[str], device: torch.device = GPU
 ) -> Iterator[str]:
     """Run every implementation of every case twice and keep nothing but the compilers' caches; tells the failures."""
     for workload, case in work:
@@ -57,14 +55,14 @@ def compile_tables(
             torch.cuda.empty_cache()
 
 
-def _failures(workload: Workload, case: Case, chosen: Sequence[str], device: torch.device) -> Sequence[tuple[str, str]]:
+def _failures(workload: Compared, case: Case, chosen: Sequence[str], device: torch.device) -> Sequence[tuple[str, str]]:
     return list(_Measured(workload, case, [p for p in chosen if p != "copy"], device).failed.items())
 
 
 class _Measured:
     """One case: what runs, what failed and why."""
 
-    def __init__(self, workload: Workload, case: Case, chosen: Sequence[str], device: torch.device) -> None:
+    def __init__(self, workload: Compared, case: Case, chosen: Sequence[str], device: torch.device) -> None:
         peers.forget_compiled()
         self.workload, self.case, self.device = workload, case, device
         self.inputs = workload.arguments(case, Draw(device))
@@ -72,26 +70,22 @@ class _Measured:
         self.results: dict[str, list[torch.Tensor]] = {}
         self.failed: dict[str, str] = {}
         self.notes: dict[str, str] = {}
-        self.fd = workload.fusion(case)
-        self.add(OWN, self.own)
+        self.own = workload.own(case, self.inputs)
+        for name, make in self.own.runs.items():
+            self.add(name, make)
         for peer in self.with_graphs(chosen):
             if peer != "copy":
                 self.add(peer, lambda peer=peer: peers.prepare(peer, workload, case, self.inputs))
         if workload.returned is not None:
             for peer in (p for p in peers.FORMATS if p in chosen):
                 self.add_as_returned(peer, replace(workload, eager=workload.returned))
-        self.bytes = moved_bytes(self.inputs, next(iter(self.results.values()), []))
-        if "copy" in chosen:
+        self.bytes = workload.moved(self.inputs, next(iter(self.results.values()), []))
+        if "copy" in chosen and self.bytes:
             self.add_copies()
-
-    def own(self) -> Run:
-        """With what is needed to have the result: halves are joined."""
-        bound = self.workload.bind(self.inputs)
-        return lambda: self.workload.join(self.fd.execute(bound))
 
     def with_graphs(self, chosen: Sequence[str]) -> list[str]:
         """Inductor in a CUDA graph too, where shardfuse's launches may be one."""
-        several = self.device.type == "cuda" and OWN in self.runs and self.fd.explain().kernels > 1
+        several = self.device.type == "cuda" and OWN in self.runs and (self.own.kernels or 0) > 1
         graphs = ["inductor_graphs"] if several and "inductor" in chosen and "inductor_graphs" not in chosen else []
         return [*chosen, *graphs]
 
@@ -108,7 +102,7 @@ class _Measured:
         except Exception as error:  # noqa: BLE001 - whatever a peer raises is its result at this case
             self.failed[name] = f"failed: {type(error).__name__}: {next(iter(str(error).splitlines()), '')[:90]}"
 
-    def add_as_returned(self, peer: str, workload: Workload) -> None:
+    def add_as_returned(self, peer: str, workload: Compared) -> None:
         """In the memory format that torch gives, where it is another one than the case's."""
         name = as_returned(peer)
         self.add(name, lambda: peers.prepare(peer, workload, self.case, self.inputs))
@@ -153,7 +147,7 @@ class _Measured:
             bytes=self.bytes,
             errors=tuple(v.error for v in verdicts),
             kernels=count_kernels(self.runs[name]) if counted else None,
-            planned=self.fd.explain().kernels if name == OWN and t is not None else None,
+            planned=self.own.kernels if name == OWN and t is not None else None,
             note=self.failed.get(name, self.notes.get(name, "")),
         )
         return row if t is None else replace(row, us=t.us, low=t.low, high=t.high)
@@ -171,7 +165,7 @@ def run_host(chosen: Sequence[str], device: torch.device = GPU) -> Iterator[list
     for workload, text in CALLED:
         measured = _Measured(workload, Case.parse(text), taken, device)
         if graphs:
-            measured.add(f"{OWN}_graphs", lambda measured=measured: captured(measured.own()))
+            measured.add(f"{OWN}_graphs", lambda measured=measured: captured(measured.own.runs[OWN]()))
         found = measured.verdicts()
         timed = {name: Timed(*host_microseconds(run), 0) for name, run in measured.runs.items()}
         rows = [measured.row(n, found.get(n, []), timed.get(n), False) for n in (*measured.runs, *measured.failed)]

@@ -14,7 +14,11 @@ from shardfuse.ir.tensor_view import TensorView
 GROUPS = 32
 EPS = 1e-5
 
+OWN = "shardfuse"
+"""The name of the implementation that the others are compared with."""
 Tensors = tuple[torch.Tensor, ...]
+Run = Callable[[], Sequence[torch.Tensor]]
+Compiler = Callable[[Callable[..., Tensors]], Callable[..., Tensors]]
 
 
 class CaseError(ValueError):
@@ -136,21 +140,33 @@ def _as_given(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A fusion, and what it is compared with.
+class Own:
+    """What shardfuse runs of a case: by name, how to make what is timed; and the fusion, where it is one alone."""
+
+    runs: dict[str, Callable[[], Run]]
+    fusion: FusionDefinition | None = None
+
+    @property
+    def kernels(self) -> int | None:
+        """Of the plan of what has run."""
+        return None if self.fusion is None else self.fusion.explain().kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What is compared with other implementations of it, and how.
 
     cases: the public grid; tiny: shapes for tests on a CPU.
     arguments: (case, draw) -> the inputs; eager, reference: (case, *inputs) -> the outputs, ``reference`` being called
     with float64.
-    rows: for each input, is dim 0 of it cut where the reference is computed in pieces?
-    sums: for each output, is it a sum over the pieces (else the pieces' results are joined along dim 0)?
-    bind: the inputs as the fusion takes them, views of them.  join: the fusion's outputs as ``eager`` gives them, which
-    is timed with the fusion.
+    rows: for each input, is dim 0 of it cut where the reference is computed in pieces?  Empty: it is not.
+    sums: for each output, is it a sum over the pieces (else the pieces' results are joined along dim 0)?  Empty: none.
     returned: ``eager`` without bringing its outputs into the case's memory format, where torch gives another.
     roundings: of each element, allowed beside twice eager torch's error in its row (``benchmarks/roundings.py``): 2 are
     the op's last and the one of what it is computed of, 4 where float32 results come of several functions or sums
     in a row, 0 where nothing is rounded.
     relative: are the elements of a row of so different magnitudes that each is held to its own?
+    any_format: may outputs have other strides than the case's?
     """
 
     name: str
@@ -158,16 +174,53 @@ class Workload:
     cases: tuple[str, ...]
     tiny: tuple[str, ...]
     arguments: Callable[[Case, Draw], list[torch.Tensor]]
-    fusion: Callable[[Case], FusionDefinition]
     eager: Callable[..., Tensors]
     reference: Callable[..., Tensors]
-    rows: tuple[bool, ...]
+    rows: tuple[bool, ...] = ()
     sums: tuple[bool, ...] = (False,)
-    bind: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = _as_given
-    join: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = _as_given
     returned: Callable[..., Tensors] | None = None
     roundings: float = 2
     relative: bool = False
+    any_format: bool = False
+
+    def own(self, case: Case, inputs: Sequence[torch.Tensor]) -> Own:
+        raise NotImplementedError
+
+    def compiled(self, case: Case, inputs: Sequence[torch.Tensor], compiler: Compiler) -> Run:
+        """What is timed of ``compiler``, which is given a function of the inputs."""
+        graph = compiler(lambda *tensors: self.eager(case, *tensors))
+        return lambda: graph(*inputs)
+
+    def moved(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
+        """Bytes that have to be read and written; 0 where a copy of them says nothing."""
+        return moved_bytes(inputs, outputs)
+
+    def comparable(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs without what is drawn in each call."""
+        return list(outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(Compared):
+    """A fusion, and what it is compared with.
+
+    bind: the inputs as the fusion takes them, views of them.  join: the fusion's outputs as ``eager`` gives them, which
+    is timed with the fusion.
+    """
+
+    fusion: Callable[[Case], FusionDefinition]
+    bind: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = _as_given
+    join: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = _as_given
+
+    def own(self, case: Case, inputs: Sequence[torch.Tensor]) -> Own:
+        """With what is needed to have the result: halves are joined."""
+        fd = self.fusion(case)
+
+        def prepare() -> Run:
+            bound = self.bind(inputs)
+            return lambda: self.join(fd.execute(bound))
+
+        return Own({OWN: prepare}, fd)
 
 
 def define(fd: FusionDefinition, shape: Sequence[int], dtype: torch.dtype, case: Case | None = None) -> TensorView:

@@ -5,8 +5,8 @@
     scripts/kernel_snapshot.py against COMMIT       both trees frozen and compared
 
 Plans are made for an H200 and need no GPU: every case of the benchmarks and sizes that were not tuned, in four dtypes,
-forward and backward, whole and sharded over two and four ranks.  A step that only moves or renames leaves all of it as
-it was, to the byte; any other step says which kernels it changes and why.
+forward and backward, whole and sharded over two and four ranks, and what ranks exchange inside of kernels.  A step that
+only moves or renames leaves all of it as it was, to the byte; any other step says which kernels it changes and why.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.workload import Case, Workload
     from shardfuse import FusionDefinition
+    from shardfuse.codegen import KernelSource
+    from shardfuse.compiler import Plan
 
 ROOT = Path(__file__).parents[1]
 PLANS = 600
@@ -62,6 +64,8 @@ def plans() -> Iterator[tuple[str, dict[str, str]]]:
             case = Case.parse(text)
             yield f"{workload.name} {case}", _unsharded(workload, case)
     yield from _sharded_norms()
+    yield from _sharded_losses()
+    yield from _exchanges()
 
 
 def cases_of(workload: Workload) -> Iterator[str]:
@@ -118,6 +122,62 @@ def _sharded_norms() -> Iterator[tuple[str, dict[str, str]]]:
                 yield title, _local_kernels(fusion, (rows, hidden))
 
 
+def _sharded_losses() -> Iterator[tuple[str, dict[str, str]]]:
+    """Cross entropy over classes that are sharded, evenly and unevenly, or rows, as rank 0 runs it with collectives."""
+    import torch
+    from torch.distributed.tensor import Shard
+
+    from shardfuse import DeviceMesh
+    from shardfuse.nn import CrossEntropyLoss
+
+    placements = {"classes": Shard(-1), "rows": Shard(0)}
+    options = {"mean": {}, "none": {"reduction": "none", "z_loss": 1e-4}, "smoothed": {"label_smoothing": 0.1}}
+    shapes = ((8, 50304), (4096, 32000), (8192, 50257))
+    ranks = 2
+    mesh = DeviceMesh(range(ranks))
+    for (rows, classes), dtype in product(shapes, (torch.bfloat16, torch.float32)):
+        for (placed, placement), (name, chosen) in product(placements.items(), options.items()):
+            module = CrossEntropyLoss(mesh=mesh, logits=placement, num_classes=classes, **chosen)
+            local = (rows // ranks, classes) if placed == "rows" else (rows, -(-classes // ranks))
+            logits = torch.empty(local, dtype=dtype, device="meta")
+            target = torch.empty((local[0], 1), dtype=torch.int64, device="meta")
+            op = module.bind((logits, target), (rows, classes))
+            for way, fusion in (("forward", op.forward), ("backward", op.backward)):
+                title = f"loss {name} {way} {rows}x{classes} {dtype} {placed} of {ranks}"
+                yield title, _local_kernels(fusion, (rows, classes))
+
+
+def _exchanges() -> Iterator[tuple[str, dict[str, str]]]:
+    """What ranks exchange inside of kernels, of even and uneven shards, as the first and the last rank run it."""
+    from shardfuse import DataType
+    from tests.exchange_cases import KINDS, LOSS, define, define_backward, plan_of
+
+    shapes = ((1, 8192), (8, 8192), (64, 1024), (4096, 8192), (16384, 512), (8, 8191), (2048, 50257))
+    for ranks, (rows, n) in product((2, 3, 8), shapes):
+        dtype = DataType.BFloat16 if rows > 1 else DataType.Half
+        title = f"{rows}x{n} {dtype.name} of {ranks}"
+        for kind in (*KINDS, LOSS):
+            yield f"exchange {kind} {title}", _of_ranks(plan_of(define(kind, n, ranks, dtype), rows), ranks)
+        if n % ranks == 0:
+            yield f"exchange backward {title}", _of_ranks(plan_of(define_backward(n, ranks, dtype), rows), ranks)
+        fd = define("rms_norm", n, ranks, dtype, gives_rms=True)
+        yield f"exchange rms_norm and rms {title}", _of_ranks(plan_of(fd, rows), ranks)
+
+
+def _of_ranks(plan: Plan, ranks: int) -> dict[str, str]:
+    """The kernels of the first and the last of so many ranks, and what Triton's interpreter runs of the first."""
+    from shardfuse.codegen import generate
+
+    found = {}
+    for (k, kernel), (rank, interpret) in product(
+        enumerate(kernel for s in plan.segments for kernel in s.kernels), ((0, False), (ranks - 1, False), (0, True))
+    ):
+        layouts = {t: t.domain.layout(rank) for t in (*kernel.segment.inputs, *kernel.segment.outputs)}
+        source = generate(kernel, layouts, rank, interpret=interpret)
+        found[f"{k} {source.name} rank {rank}{' interpreted' if interpret else ''}"] = _described(source)
+    return found
+
+
 def _local_kernels(fusion: FusionDefinition, sizes: tuple[int, ...]) -> dict[str, str]:
     """The kernels of rank 0: its tensors are as large as its allocation says."""
     import torch
@@ -135,10 +195,14 @@ def _kernels(fusion: FusionDefinition, shapes: list[tuple[int, ...]], inputs: li
     plan = fusion.fec.plan(dict(zip(fusion.fec.tensors(), shapes, strict=True)))
     found = {}
     for k, source in enumerate(sources_of(plan, inputs)):
-        options = f"warps {source.num_warps}, stages {source.num_stages}, registers {source.max_registers}"
-        launch = f"grid {source.grid}, {options}, mailbox {source.mailbox}, cooperative {source.is_cooperative}"
-        found[f"{k} {source.name}"] = f"# {launch}\n{source.text}"
+        found[f"{k} {source.name}"] = _described(source)
     return found
+
+
+def _described(source: KernelSource) -> str:
+    options = f"warps {source.num_warps}, stages {source.num_stages}, registers {source.max_registers}"
+    launch = f"grid {source.grid}, {options}, mailbox {source.mailbox}, cooperative {source.is_cooperative}"
+    return f"# {launch}\n{source.text}"
 
 
 def freeze(path: Path) -> int:

@@ -65,7 +65,7 @@ def misfit(
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             hint = _evaluated(parameter.annotation, function)
             if hint is not inspect.Parameter.empty and not _check_of(hint)(value):
-                return name, value, _expected(hint)
+                return name, value, expected_of(hint)
     return None
 
 
@@ -146,19 +146,22 @@ def _is_mapping(value: object, key: Check, entry: Check) -> bool:
 
 
 def _taken(name: str, hint: Hint) -> str:
-    return "a list with an argument for each input of the fusion, [x] for one" if name == "inputs" else _expected(hint)
+    if name == "inputs":
+        return "a list with an argument for each input of the fusion, [x] for one"
+    return expected_of(hint)
 
 
-def _expected(hint: Hint) -> str:
+def expected_of(hint: Hint) -> str:
+    """What an error says that is taken for an annotation."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        alternatives = [_expected(part) for part in parts if part is not bool or len(parts) < 3]
+        alternatives = [expected_of(part) for part in parts if part is not bool or len(parts) < 3]
         return " or ".join(dict.fromkeys(alternatives))
     if origin in (Sequence, Iterable):
-        return f"a list, each {_expected(parts[0])}"
+        return f"a list, each {expected_of(parts[0])}"
     if origin is Literal:
         words = [f'"{part}"' if isinstance(part, str) else repr(part) for part in parts]
         return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
     if origin is Mapping:
-        return f"a dict, from {_expected(parts[0])} to {_expected(parts[1])}"
+        return f"a dict, from {expected_of(parts[0])} to {expected_of(parts[1])}"
     return _NAMES.get(hint) or f"a {getattr(hint, '__name__', hint)}"

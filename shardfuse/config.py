@@ -16,7 +16,7 @@ import torch
 
 from shardfuse.errors import EnvironmentVariableError, LaunchEnvironmentError
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """Of shardfuse; part of the key of what is kept on disk."""
 
 Exchange = Literal["auto", "nccl", "symmetric"]

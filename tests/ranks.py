@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _set_thread_isolation_mode
 from torch.testing._internal.distributed.multi_threaded_pg import (
     ProcessLocalGroup,
-    _install_threaded_pg,
     _uninstall_threaded_pg,
 )
+
+from shardfuse.tools.simulation import install_threaded_group
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ def run_ranks(size: int, function: Callable[[int, int], T], timeout: float = 60)
 @contextmanager
 def _threaded_world():
     _set_thread_isolation_mode(True)
-    _install_threaded_pg()
+    install_threaded_group()
     try:
         yield
     finally:

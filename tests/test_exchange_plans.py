@@ -21,16 +21,16 @@ from exchange_cases import KINDS, LOSS, PARTIAL, NotedKernel, Ranks, define, def
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.codegen import generate
+from shardfuse.codegen import KernelSource, generate
 from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of, table
 from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200
-from shardfuse.executor import symmetric_slots
+from shardfuse.executor import fitting, symmetric_slots
 from shardfuse.executor.binding import Bound
 from shardfuse.executor.comparison import Made
 from shardfuse.executor.kernel import Launch
 from shardfuse.executor.options import CompileOptions
-from shardfuse.frontend import exchanges
+from shardfuse.frontend import exchanges, executor_cache
 from shardfuse.frontend.bound_call import BoundCall
 from shardfuse.frontend.exchanges import plan_on, promises, with_exchanges_here
 from shardfuse.in_kernel import exchanging, with_exchanges
@@ -398,7 +398,7 @@ class Agreeing:
         made.most = None if text in self.texts else max(made.number, self.theirs)
         self.texts.append(text)
 
-    def _build(self) -> None:
+    def _build(self, plan: Plan) -> None:
         self.builds += 1
 
     def bind(self, plan: Plan, text: str, where: torch.device = CPU) -> Plan:
@@ -444,6 +444,53 @@ def test_a_kernel_that_does_not_compile_is_tried_once_for_all_definitions(agreei
         assert agreeing.bind(plan, "a").in_kernel == ("none: a kernel does not compile on some rank",)
         assert agreeing.builds == 1
     assert agreeing.fake.arena.regions == {}
+
+
+class Bind:
+    """A norm that was bound where the other rank agrees, or says that a kernel does not compile there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *, is_refused: bool) -> None:
+        self.generated = list[str]()
+        self.is_refused = is_refused
+        for module in (exchanges, executor_cache):
+            monkeypatch.setattr(module, "agreed", self._agreed)
+        monkeypatch.setattr(fitting, "generate", self._generate)
+        self.fd = define("rms_norm", 8192, 2, BF16)
+        options = CompileOptions("triton", interpret=True, cache_directory=folder)
+        self.fec = executor_cache.FusionExecutorCache(self.fd.fusion, options)
+        given = [torch.zeros(8, 4096, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)]
+        self.found = self.fec._bind(self.fec._prepare("key", given, {}, None))
+
+    @contextmanager
+    def _agreed(self, ranks: Sequence[int], text: str, call: str | None = None) -> Iterator[Made]:
+        yield (told := Made())
+        told.most = exchanges._NEVER if self.is_refused else told.number
+
+    def _generate(self, plan: KernelPlan, *of: object, **how: bool) -> KernelSource:
+        self.generated.append(plan.name)
+        return generate(plan, *of, **how)
+
+
+@pytest.fixture(params=[False, True], ids=["agreed", "refused"])
+def bind(request: pytest.FixtureRequest, fake: FakeMesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bind:
+    return Bind(monkeypatch, tmp_path, is_refused=request.param)
+
+
+def test_kernels_are_made_once_where_ranks_agree_that_they_exchange(bind: Bind, fake: FakeMesh) -> None:
+    """Whether they compile is told before ranks agree; what was compiled for that is what runs."""
+    tried = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8)).name
+    run = [kernel.source.name for kernel in bind.found.program.launched.values()]
+    assert bind.generated == ([tried, *run] if bind.is_refused else [tried])
+    assert len(run) == (2 if bind.is_refused else 0)  # what exchanges is none of those that a later process finds
+    assert len(fake.arena.regions) == (not bind.is_refused)
+
+
+def test_a_plan_for_unsharded_sizes_is_the_one_that_ranks_have_agreed_on(bind: Bind) -> None:
+    """As `explain(sizes=...)` shows it, which knows of no tensors where they are."""
+    sizes = {tv: (8, 8192)[-tv.ndim :] for tv in bind.fec.tensors()}
+    found = bind.fec.plan_for(None, sizes)
+    assert found.in_kernel == bind.found.plan.in_kernel
+    assert [s.scheduler for s in found.segments] == [s.scheduler for s in bind.found.plan.segments]
 
 
 def test_a_rank_without_memory_for_a_table_has_decided_nothing(

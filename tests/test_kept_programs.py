@@ -49,7 +49,7 @@ def bound(fd: FusionDefinition, inputs: list[torch.Tensor]) -> Program:
     """The program for these inputs, were they on the GPU."""
     call = fd.fec._prepare("key", inputs, {}, None)
     call = dataclasses.replace(call, bound=dataclasses.replace(call.bound, device=CUDA))
-    return fd.fec._build(call).program
+    return fd.fec._build(call, {}).program
 
 
 def norm_and_sums() -> tuple[FusionDefinition, list[torch.Tensor]]:

@@ -104,12 +104,16 @@ def test_under_torch_compile() -> None:
     [
         lambda: functional.gelu(None),
         lambda: functional.softmax(X, "rows"),
+        lambda: functional.softmax(X, 2),
+        lambda: functional.log_softmax(X, scale="1"),
         lambda: functional.rms_norm(X, (5,)),
+        lambda: functional.rms_norm(X, 6),
+        lambda: functional.layer_norm(X, (6,), weight=[1.0] * 6),
         lambda: functional.cross_entropy(X, 1),
         lambda: functional.swiglu(X, up=3),
         lambda: functional.batch_norm(X, None, None),
     ],
-    ids=["gelu", "softmax", "rms_norm", "cross_entropy", "swiglu", "batch_norm"],
+    ids=["gelu", "softmax", "no dim", "scale", "rms_norm", "sizes", "weight", "cross_entropy", "swiglu", "batch_norm"],
 )
 def test_functions_under_torch_compile(call: Callable[[], object]) -> None:
     """A compiled call of a function ends by the error of one that is not compiled."""

@@ -14,7 +14,7 @@ import torch
 from segments import layout_of, rms_norm
 
 from shardfuse.codegen import generate
-from shardfuse.codegen.lagged_rows import OddLate
+from shardfuse.codegen.lagged_rows import MisalignedLaggedRows
 from shardfuse.codegen.statements import rendered
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
@@ -40,12 +40,12 @@ def by_teams(members: int) -> Schedule:
     )
 
 
-def emitter(columns: int, members: int) -> OddLate:
+def emitter(columns: int, members: int) -> MisalignedLaggedRows:
     segment = rms_norm(ROWS, columns, DataType.BFloat16)
     schedule = by_teams(members)
     (plan,) = persistent.kernels(segment, schedule, H200)
     layouts = {t: t.domain.layout(0) for t in (*segment.inputs, *segment.outputs)}
-    return OddLate(plan, layouts, {}, interpret=False)
+    return MisalignedLaggedRows(plan, layouts, {}, interpret=False)
 
 
 @pytest.mark.parametrize(("columns", "members"), [(5003, 4), (2050, 2), (4099, 8), (1999, 2), (4096 + 8 * 3 + 1, 4)])

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.multi_threaded_pg as multi_threaded_pg
 from ranks import run_ranks
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_answers import assert_like, compare
 from torch_gradients import with_gradients
 
@@ -61,6 +62,18 @@ def test_values(size: int) -> None:
 
 def test_eight_ranks_by_default() -> None:
     assert simulate(lambda: shardfuse.initialize().world_size) == [8] * 8
+
+
+def test_fake_tensors_after_those_of_ranks() -> None:
+    """A CUDA build without a GPU keeps what the first thread that made one set up, and crashed after that thread."""
+
+    def shape() -> list[int]:
+        with FakeTensorMode():
+            return list(torch.ones(3).shape)
+
+    for _ in range(2):
+        assert simulate(shape, 2) == [[3]] * 2
+        assert shape() == [3]
 
 
 def test_initialize_again_and_finalize() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 
@@ -96,11 +97,28 @@ def test_names_that_are_live_before(statements: list[Statement], live: set[str])
     assert [w for w in words if live_before(statements, [w])] == [w for w in words if w in live], "one by one"
 
 
-def test_lines_that_do_not_matter_are_not_parsed() -> None:
-    statements = ["no Python (", Loop("k", "0", "n", 1, 1, ["nor is this (", "f(k, r)"]), "r and no Python ("]
-    assert live_before(statements, ["r", "k"]) == {"r"}
-    with pytest.raises(SyntaxError):
-        live_before(statements, ["r", "n", "Python"])
+def simple_statements() -> list[tuple[str, ast.stmt]]:
+    """Each of the golden kernels, with what Python's parser makes of it."""
+    found: dict[str, ast.stmt] = {}
+    for path in sorted((Path(__file__).parent / "golden").glob("*.py")):
+        text = path.read_text()
+        functions = [f for f in ast.walk(ast.parse(text)) if isinstance(f, ast.FunctionDef) and f.decorator_list]
+        for node in (n for f in functions for n in ast.walk(f)):
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr | ast.Return):
+                found[ast.get_source_segment(text, node) or ""] = node
+    return [(text, node) for text, node in found.items() if not text.startswith('"""')]
+
+
+def test_names_of_golden_kernels_are_those_that_pythons_parser_finds() -> None:
+    lines = simple_statements()
+    assert len(lines) > 300
+    for text, node in lines:
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+        stored = [n.id for n in names if isinstance(n.ctx, ast.Store)]
+        read = {n.id for n in names if isinstance(n.ctx, ast.Load)}
+        read |= set(stored) if isinstance(node, ast.AugAssign) else set()
+        assert defined([text]) == stored, text
+        assert live_before([text], re.findall(r"\w+", text)) == read, text
 
 
 @pytest.mark.parametrize("count", [1, 10, 16, 40])

@@ -14,6 +14,7 @@ from thread_check import Case, X, Y, check_on_threads, shard, world_mesh
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import ScheduleError, ShardingError
 from shardfuse.executor.steps import Cut
+from shardfuse.frontend.building import builder_of
 from shardfuse.ir.tensor_view import TensorView
 
 S = ParallelType.stream
@@ -430,7 +431,8 @@ def test_the_addresses_of_chunks_are_those_of_their_views() -> None:
         x = fd.define_tensor([-1, 16], contiguity=True)
         fd.add_output(fd.ops.relu(x))
     stream(x, 0, 3)
-    builder = fd.fec._builder(fd.fec._prepare("key", [torch.zeros(12, 16)], {}, None))
+    call = fd.fec._prepare("key", [torch.zeros(12, 16)], {}, None)
+    builder = builder_of(fd.fusion, call, fd.fec._plan_of(call), fd.fec.options, {})
     (cut,) = (step for step in builder.steps if isinstance(step, Cut))
     views = cut.cut(torch.zeros(12, 16))
     assert len(views) == len(cut.parts) == 3

@@ -104,21 +104,14 @@ class Told:
 
     def __init__(self, *others: dict[int, str]) -> None:
         self.others = others
-        self.own: dict[int, str] = {}
-        self.in_team: dict[tuple[tuple[int, ...], int], str] = {}
+        self.own: dict[tuple[tuple[int, ...] | None, int], str] = {}
 
-    def publish(self, number: int, name: str) -> None:
-        self.own[number] = name
+    def publish(self, team: Sequence[int] | None, number: int, name: str) -> None:
+        self.own[team and tuple(team), number] = name
 
-    def names(self, number: int) -> list[str]:
-        assert number in self.own, "told before it asks: else two ranks may ask before either has told"
-        return [other[number] for other in (self.own, *self.others) if number in other]
-
-    def publish_to(self, team: Sequence[int], number: int, name: str) -> None:
-        self.in_team[tuple(team), number] = name
-
-    def names_in(self, team: Sequence[int], number: int) -> list[str]:
-        return [self.in_team[tuple(team), number], *(other[number] for other in self.others if number in other)]
+    def names(self, team: Sequence[int] | None, number: int) -> list[str]:
+        own = self.own[team and tuple(team), number]  # told before it asks: else two may ask before either has told
+        return [own, *(other[number] for other in self.others if number in other)]
 
 
 @pytest.mark.parametrize("others", [({1: "MainThread"}, {1: "MainThread"}), ({}, {1: "MainThread"}), ({}, {})])
@@ -140,9 +133,9 @@ def test_the_first_thread_goes_on_where_it_is_the_first_on_every_rank(others: tu
         in_thread(run)
     run()
     in_thread(lambda: (turn.take_over(), run()))
-    assert told.own == {1: "MainThread", 2: "other"}
+    assert [told.own[None, k] for k in (1, 2)] == ["MainThread", "other"]
     run()
-    assert told.own[3] == "MainThread"
+    assert told.own[None, 3] == "MainThread"
 
 
 def test_nobody_goes_on_where_another_rank_has_another_thread() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
 
-from ..workload import Case, Tensors, Workload
+from ..workload import Case, Compared, Run, Workload
 from . import copy, liger, quack, torch_peers, tuned
 from .torch_peers import forget_compiled
-
-Run = Callable[[], Tensors]
 
 PEERS = ("copy", "eager", "inductor", "liger", "quack", "inductor_graphs", "inductor_max_autotune", "tuned")
 ASKED_FOR = ("inductor_graphs", "inductor_max_autotune", "tuned")
@@ -34,7 +32,7 @@ def why_absent(peer: str) -> str | None:
     return f"{peer} is left out: {' and '.join(missing)} not installed (pip install {requirement})"
 
 
-def prepare(peer: str, workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run | None:
+def prepare(peer: str, workload: Compared, case: Case, inputs: Sequence[torch.Tensor]) -> Run | None:
     """A call that gives the workload's outputs; ``None`` where the peer has no such function."""
     match peer:
         case "eager":
@@ -50,7 +48,7 @@ def prepare(peer: str, workload: Workload, case: Case, inputs: Sequence[torch.Te
         case "quack":
             return quack.prepare(workload.name, case, inputs)
         case "tuned":
-            return tuned.prepare(workload, case, inputs)
+            return tuned.prepare(workload, case, inputs) if isinstance(workload, Workload) else None
         case _:
             raise AssertionError(f"{peer} is no peer that computes")
 

@@ -13,9 +13,8 @@ from types import FunctionType
 
 import torch
 
-from ..workload import Case, Tensors, Workload
+from ..workload import Case, Compared, Run, Tensors
 
-Run = Callable[[], Tensors]
 TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 
 
@@ -26,12 +25,12 @@ class NotCompiledError(RuntimeError):
         super().__init__("Inductor generated no kernel: what would be timed is eager torch")
 
 
-def prepare_eager(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
+def prepare_eager(workload: Compared, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
     return lambda: workload.eager(case, *inputs)
 
 
 def prepare_inductor(
-    workload: Workload, case: Case, inputs: Sequence[torch.Tensor], options: dict[str, bool] | None = None
+    workload: Compared, case: Case, inputs: Sequence[torch.Tensor], options: dict[str, bool] | None = None
 ) -> Run:
     """Compiled, having run once.  Raises NotCompiledError."""
     import torch._inductor.config as config
@@ -39,17 +38,18 @@ def prepare_inductor(
 
     mixed = {"triton.mix_order_reduction": True} if hasattr(config.triton, "mix_order_reduction") else {}
 
-    def graph(*tensors: torch.Tensor) -> Tensors:
-        return workload.eager(case, *tensors)
+    def compiler(graph: Callable[..., Tensors]) -> Callable[..., Tensors]:
+        # Code of its own, which no other peer's compilation is kept with: there is a limit on how many are.
+        code = graph.__code__.replace()
+        own = FunctionType(code, graph.__globals__, f"{workload.name}_{case}", None, graph.__closure__)
+        return torch.compile(own, dynamic=False, fullgraph=True, options={**mixed, **(options or {})})
 
-    # Code of its own, which no other peer's compilation is kept with: there is a limit on how many are.
-    own = FunctionType(graph.__code__.replace(), globals(), f"{workload.name}_{case}", None, graph.__closure__)
-    compiled = torch.compile(own, dynamic=False, fullgraph=True, options={**mixed, **(options or {})})
+    run = workload.compiled(case, inputs, compiler)
     before = metrics.generated_kernel_count  # those that a cache held are counted too
-    compiled(*inputs)
+    run()
     if metrics.generated_kernel_count == before:
         raise NotCompiledError
-    return lambda: compiled(*inputs)
+    return run
 
 
 def forget_compiled() -> None:
@@ -58,7 +58,7 @@ def forget_compiled() -> None:
         torch._dynamo.reset()
 
 
-def prepare_inductor_graphs(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
+def prepare_inductor_graphs(workload: Compared, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
     """``inductor``, captured into a CUDA graph."""
     return captured(prepare_inductor(workload, case, inputs))
 

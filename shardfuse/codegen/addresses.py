@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..ir.expr import BoundTensor
 from ..schedulers.plan import KernelPlan
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
+from .source import MemoryAccess
 from .statements import Writer
 from .tile import Chunk, Strides, Tile
 from .window_loads import Window
@@ -28,6 +29,7 @@ class Addresses:
         self.head = Writer()
         """Indices and offsets, before everything else: a name that is made inside a loop is not seen after it."""
         self.offsets: dict[str, str] = {}
+        self.accesses: list[MemoryAccess] = []
 
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         """Terms of an offset, and whether it has any in x and in r."""
@@ -65,6 +67,16 @@ class Addresses:
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         terms, has_x, has_r = self.place(tensor, chunk)
         return " + ".join([f"{tensor}_ptr", *terms]), has_x, has_r
+
+    def load_text(self, tensor: BoundTensor, pointer: str, options: str) -> str:
+        """Text of a load of the memory of ``tensor``."""
+        self.accesses.append(MemoryAccess("load", tensor, pointer))
+        return f"tl.load({pointer}{options})"
+
+    def store_line(self, tensor: BoundTensor, pointer: str, text: str, options: str) -> str:
+        """The statement that stores ``text`` in the memory of ``tensor``."""
+        self.accesses.append(MemoryAccess("store", tensor, pointer))
+        return f"tl.store({pointer}, {text}{options})"
 
     def elsewhere(self, tensor: BoundTensor, window: Window, chunk: Chunk) -> tuple[str, bool, bool]:
         """The pointer of a window; it has the lanes of its bounds too."""

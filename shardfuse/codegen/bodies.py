@@ -10,7 +10,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..schedulers.limits import power_of_two
 from .accumulators import Accumulator, accumulators
 from .emitter import Emitter
-from .group_exchange import prefetch_next, write_team_exchange
+from .group_exchange import prefetch_next, write_group_exchange
 from .mesh_exchange import write_exchange
 from .misaligned import Aligned
 from .packed import Packed
@@ -118,7 +118,7 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
 
 
 def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
-    """``parts``: the reductions of a phase with what this program has; emits their values, or the team's."""
+    """``parts``: the reductions of a phase with what this program has; emits their values, or the group's."""
     if e.schedule.members:
         _exchange(e, list(parts))
         return
@@ -138,7 +138,7 @@ def _exchange(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> None
     """All reductions of a phase at once."""
     if not parts:
         return
-    take_whole(e, [expr for expr, _ in parts], write_team_exchange(e, _named(e, parts)))
+    take_whole(e, [expr for expr, _ in parts], write_group_exchange(e, _named(e, parts)))
 
 
 def parts_of(e: Emitter, reductions: Sequence[Expr], chunks: list[Chunk]) -> list[tuple[DataType, str]]:
@@ -167,7 +167,7 @@ def take_whole(e: Emitter, reductions: Sequence[Expr], whole: Sequence[str]) -> 
 
 
 def of_members(e: Emitter, acc: Accumulator, text: str) -> str:
-    """What the members of a team have: lanes come in powers of two."""
+    """What the members of a group have: lanes come in powers of two."""
     members = e.schedule.members
     lanes = power_of_two(members)
     return text if lanes == members else f"tl.where(tl.arange(0, {lanes}) < {members}, {text}, {acc.neutral})"

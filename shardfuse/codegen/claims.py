@@ -25,9 +25,8 @@ from dataclasses import replace
 
 from ..schedulers.plan import KernelPlan, RankExchange
 from ..schedulers.rank_exchange import LEFT_FREE
-from .group_exchange import MAILBOX
 from .mesh_exchange import SLOTS
-from .source import KernelSource
+from .source import MAILBOX, KernelSource
 from .statements import Branch, Loop, Statement, While
 
 ROOM, FIRST = "room", "first"
@@ -74,8 +73,7 @@ def grid_of(exchange: RankExchange, blocks: int, multiprocessors: int) -> int:
 
 def programs_at_once(plan: KernelPlan) -> int:
     """Multiprocessors that a launch takes where it may."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = plan.rank_exchange
     free = max(plan.device.multiprocessors - LEFT_FREE, 1)
     return free if exchange.is_claimed else min(plan.space.kept * exchange.members, free)
 

@@ -142,9 +142,9 @@ class Emitter(Addresses):
         if has_r and not has_x and self.tile.x_lanes and self.space.is_inner and not self.tile.is_row_wide:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
-        text = converted(
-            f"tl.load({pointer}{options}{hint(self.plan, tensor, is_later=self.program == BLOCK)})", tensor.dtype, dtype
-        )
+        options += hint(self.plan, tensor, is_later=self.program == BLOCK)
+        source = self.plan.segment.windows[tensor].tensors[0] if window else tensor
+        text = converted(self.load_text(source, pointer, options), tensor.dtype, dtype)
         text = run.spread(text) if run else text
         return self.assign(self.name(tensor, chunk), text, dtype, has_x and self.tile.x_lanes, has_r)
 
@@ -298,7 +298,7 @@ class Emitter(Addresses):
         mask = self.mask(has_x, has_r, chunk)
         if self.schedule.members and not has_r:
             mask = f"{mask} & (member == 0)" if mask else ", mask=member == 0"
-        self.out.line(f"tl.store({pointer}, {text}{mask})")
+        self.out.line(self.store_line(tensor, pointer, text, mask))
 
     # reductions
 

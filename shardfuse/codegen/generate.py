@@ -14,14 +14,15 @@ from .arithmetic import atom
 from .bodies import write_loops, write_packed, write_unrolled
 from .claims import claim_helpers, grid_of, integers_of, program_loops
 from .emitter import Emitter
-from .group_exchange import head_lines, mailbox_words, member_alone, team_loop
+from .group_exchange import group_loop, head_lines, mailbox_words, member_alone
 from .indexing import integer, promise
-from .lagged_rows import Late, OddLate, pipelined_loop, write_late
-from .lagged_walk import LateWalk, teams_of, write_lagged_loop
+from .lagged_row_loop import LaggedRowLoop, groups_of, write_lagged_loop
+from .lagged_rows import LaggedRows, MisalignedLaggedRows, pipelined_loop, write_lagged_rows
 from .mesh_exchange import head_lines as table_lines
 from .mesh_exchange import table_words
 from .misaligned import Aligned, before_last, with_access
-from .packed import OddPacked, Packed
+from .packed import MisalignedPacked, Packed
+from .row_loop import RowLoopSums, row_loop_index, write_row_loop
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
 from .sides import Sided, rows_index, turned_index, where_whole, write_flat
@@ -29,7 +30,6 @@ from .source import BLOCK, PROGRAM, Kernel, KernelSource
 from .stages import one_launch
 from .statements import Branch, Statement, defined
 from .tile import R_SHARE, R_SIZE, X_SIZE, Layouts, Tile, coordinates_on
-from .walk import Walk, walk_index, write_walk
 
 _Kind = TypeVar("_Kind", bound=Emitter)
 
@@ -41,7 +41,7 @@ def generate(
 
     ``layouts``: this rank's storage of every input and output of ``plan.segment``, in any strides, 0 among them.
     ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  ``turns``: polls after which a member of a
-    team gives up waiting, for tests.  No local extent may be 0.
+    group gives up waiting, for tests.  No local extent may be 0.
     """
     stages = [
         _kernel(stage, layouts, rank, interpret=interpret, turns=turns, program=BLOCK if k else PROGRAM)
@@ -79,21 +79,25 @@ def _kernel(
         plan.name, _comments(e), e.helpers, _tensors(plan), tuple(s for s in plan.segment.scalars if not s.is_literal),
         integers, (), grid, plan.schedule, e.tile.x_block, mailbox,
         # programs that claim their numbers wait for no number that none has claimed
-        is_cooperative=bool(mailbox) and not (exchange is not None and exchange.is_claimed),
+        is_cooperative=bool(mailbox) and not (exchange is not None and exchange.is_claimed), accesses=(),
     )  # fmt: skip
-    if isinstance(e, Late):
+    whole: Emitter | None = None
+    if isinstance(e, LaggedRows):
         body = pipelined_loop(e, plan.name, [*kernel.parameters, *defined(preamble)])
     elif plan.schedule.members:
-        body = team_loop([*_row_lines(e), *e.body], _rows(e))
+        body = group_loop([*_row_lines(e), *e.body], _rows(e))
     elif exchange is not None:
         body = program_loops([*_row_lines(e), *e.body], _rows(e), exchange)
     elif (test := before_last(e)) is not None:
-        body = ["", Branch(test, emitted(is_whole=True).body, e.body)]
+        whole = emitted(is_whole=True)
+        body = ["", Branch(test, whole.body, e.body)]
     elif (test := where_whole(e)) is not None:
-        body = ["", Branch(test, emitted(is_whole=True, is_before_ends=True).body, e.body)]
+        whole = emitted(is_whole=True, is_before_ends=True)
+        body = ["", Branch(test, whole.body, e.body)]
     else:
         body = e.body
-    return replace(kernel, body=[*preamble, *body], helpers=e.helpers)
+    accesses = (*(whole.accesses if whole else ()), *e.accesses)
+    return replace(kernel, body=[*preamble, *body], helpers=e.helpers, accesses=(accesses,))
 
 
 def _emitted(
@@ -116,20 +120,20 @@ def _emitted(
         return e
 
     if plan.space.walked:
-        return by(LateWalk, write_lagged_loop) if schedule.lag else by(Walk, write_walk)
+        return by(LaggedRowLoop, write_lagged_loop) if schedule.lag else by(RowLoopSums, write_row_loop)
     if plan.space.sides[1]:
         return by(Sided, write_flat)
     if schedule.lag:
-        return by(OddLate if schedule.is_aligned_down else Late, write_late)
+        return by(MisalignedLaggedRows if schedule.is_aligned_down else LaggedRows, write_lagged_rows)
     if exchange is not None and exchange.sent is not None:
         return by(SendingRows if exchange.is_in_rows else Sending, write_unrolled)
     if schedule.is_packed:
-        return by(OddPacked if schedule.is_aligned_down else Packed, write_packed)
+        return by(MisalignedPacked if schedule.is_aligned_down else Packed, write_packed)
     return by(Aligned if schedule.is_aligned_down else Emitter, write_unrolled if schedule.is_held else write_loops)
 
 
 def _rows(e: Emitter) -> str:
-    """Rows, or blocks of columns, that teams take in turn."""
+    """Rows, or blocks of columns, that groups take in turn."""
     if e.tile.x_total <= e.tile.columns and not e.space.is_invariant:
         return ""
     return f"tl.cdiv({X_SIZE}, {e.tile.columns})" if e.tile.x_lanes else X_SIZE
@@ -178,11 +182,11 @@ def _group_lines(tile: Tile, size: int) -> list[str]:
 
 
 def _grid(e: Emitter) -> int:
-    """Programs: of a team's kernel no more than are resident at once, each team with rows in turn."""
+    """Programs: of a group's kernel no more than are resident at once, each group with rows in turn."""
     blocks, schedule = -(-e.tile.x_total // e.tile.columns), e.schedule
-    if isinstance(e, LateWalk):
-        return teams_of(e) * schedule.members
-    if isinstance(e, Walk):
+    if isinstance(e, LaggedRowLoop):
+        return groups_of(e) * schedule.members
+    if isinstance(e, RowLoopSums):
         return e.y_total * schedule.parts
     if isinstance(e, Sided):
         return e.tiles
@@ -199,8 +203,8 @@ def _tensors(plan: KernelPlan) -> tuple[BoundTensor, ...]:
 
 def _indices(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
     """Extent arguments with their values and types, and the statements that come before everything else."""
-    if isinstance(e, Walk) and not isinstance(e, LateWalk):
-        return walk_index(e)
+    if isinstance(e, RowLoopSums) and not isinstance(e, LaggedRowLoop):
+        return row_loop_index(e)
     if isinstance(e, Sided):
         return turned_index(e) if e.space.sides[0] else ({}, rows_index(e))
     return _index(e)
@@ -240,7 +244,7 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
 
 
 def _mask_lines(tile: Tile, schedule: Schedule) -> list[str]:
-    """The masks of chunks; of a team's members the last has fewer elements."""
+    """The masks of chunks; of a group's members the last has fewer elements."""
     masked = [chunk for chunk in tile.chunks() if chunk.is_masked]
     if not schedule.members:
         return [f"r_mask = c < {chunk.valid}" for chunk in masked]

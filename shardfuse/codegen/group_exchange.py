@@ -1,4 +1,4 @@
-"""The exchange of a team: partial results of programs that share a row, through a mailbox in global memory.
+"""The exchange of a group: partial results of programs that share a row, through a mailbox in global memory.
 
 Each member stores one word for each result, ``epoch << 32 | bits``, and waits for those of the others, in one of two
 ways.  *Words*: each thread polls those that it takes until they carry the epoch of this exchange; the value is the
@@ -6,10 +6,10 @@ flag, no fence or atomic is needed.  A word is written and read by one relaxed a
 GPU: PTX lets a vector of two 32-bit accesses be seen in halves, and says nothing of a plain store that another program
 reads meanwhile.  That is for columns, whose words are enough for all threads to have one each, and for pairs of rows.
 *Counted*: members count themselves in, and one thread polls the count, which orders the words and leaves the memory to
-the others (group norm of 2 x 640 x 64 x 64, held by teams: 11.0 us on an H200, where all threads poll the words of a
+the others (group norm of 2 x 640 x 64 x 64, held by groups: 11.0 us on an H200, where all threads poll the words of a
 row 12.1).
 
-A mailbox belongs to one bound kernel with one grid, of ``teams`` teams (``teams = grid / members``)::
+A mailbox belongs to one bound kernel with one grid, of ``teams`` groups (``teams = grid / members``)::
 
     words   [2, teams, slots, members, lanes]   int64, slots: results that are exchanged at once
     epochs  [grid]                              int64, each program its own, kept between launches
@@ -33,8 +33,9 @@ from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 from .emitter import Emitter
+from .exchange_functions import collect_words_text, post_polled_text
 from .indexing import dynamic_terms, member_terms
-from .source import MAILBOX
+from .source import MAILBOX, MemoryAccess
 from .statements import Loop, Statement
 
 _LINE = LINE_BYTES // 8
@@ -44,44 +45,6 @@ _AT_ONCE = 4
 _LARGEST_BLOCK = 1 << 20
 """Elements of a block, at most: Triton has no larger ones (``TRITON_MAX_TENSOR_NUMEL``)."""
 
-_POST_POLLED = '''@triton.jit
-def post(ptr, epoch, value):
-    """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
-    bits = value.to(tl.int32, bitcast=True)
-    tl.inline_asm_elementwise(
-        """{{
-{lines}
-        }}""",
-        "=r,l,r,r",
-        [ptr, bits, epoch],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-'''
-
-_COLLECT_WORDS = '''@triton.jit
-def {name}({pointers}, epoch):
-    """The bits of every member's words, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
-    return tl.inline_asm_elementwise(
-        """{{
-{lines}
-        }}""",
-        "{constraints}",
-        [{pointers}, epoch],
-        dtype={types},
-        is_pure=False,
-        pack={pack},
-    )
-'''
-
-
-_INTERPRETED_COLLECT_WORDS = '''@triton.jit
-def {name}({pointers}, epoch):
-    """The bits of every member's words as they are: programs that run one after the other do not wait."""
-    return {bits}
-'''
-
 
 def _use_polling(e: Emitter, results: int, *, by_one: bool, pack: int = 1) -> None:
     """The functions that post words which others poll, and wait for so many of each member.
@@ -89,62 +52,17 @@ def _use_polling(e: Emitter, results: int, *, by_one: bool, pack: int = 1) -> No
     ``by_one``: one thread stores a word; else every thread that has it, the same bits in one transaction a warp.
     ``pack``: of each result, how many words a thread asks for at once.
     """
-    e.helpers |= texts_of("post", interpret=True) if e.interpret else {"post": _post_polled(by_one=by_one)}
-    collect = _interpreted_collect_words(results) if e.interpret else _collect_words(results, e.turns, pack=pack)
-    e.helpers[_collecting(results)] = collect
-
-
-def _post_polled(*, by_one: bool) -> str:
-    lines = [".reg .b64 word;", "mov.b64 word, {$2, $3};"]
-    if by_one:
-        lines[:0] = [".reg .pred first;", ".reg .u32 thread;"]
-        lines += ["mov.u32 thread, %tid.x;", "setp.eq.u32 first, thread, 0;"]
-    lines.append(f"{'@first ' if by_one else ''}st.relaxed.gpu.global.b64 [$1], word;")
-    lines.append("mov.u32 $0, 0;")
-    return _POST_POLLED.format(lines="\n".join(" " * 12 + line for line in lines))
-
-
-def _interpreted_collect_words(results: int) -> str:
-    bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(results))
-    return _INTERPRETED_COLLECT_WORDS.format(name=_collecting(results), pointers=_pointers(results), bits=bits)
-
-
-def _collect_words(results: int, turns: int | None, *, pack: int) -> str:
-    """``turns``: polls after which a program gives up and goes on with what it has."""
-    words = results * pack
-    lines = [".reg .pred wrong;", f".reg .b64 word<{words}>;"]
-    lines.append(f".reg .u32 bits<{words}>, found<{words}>{', turns' if turns else ''};")
-    lines += ["mov.u32 turns, 0;"] if turns else []
-    lines.append("again:")
-    lines += [f"ld.relaxed.gpu.global.b64 word{k}, [${words + k}];" for k in range(words)]
-    for k in range(words):
-        lines.append(f"mov.b64 {{bits{k}, found{k}}}, word{k};")
-        lines.append(f"setp.ne{'.or' if k else ''}.u32 wrong, found{k}, ${2 * words}{', wrong' if k else ''};")
-    if turns:
-        lines += ["add.u32 turns, turns, 1;", f"setp.lt.and.u32 wrong, turns, {turns}, wrong;"]
-    lines.append("@wrong bra again;")
-    lines += [f"mov.u32 ${k}, bits{k};" for k in range(words)]
-    types = ", ".join(["tl.int32"] * results)
-    return _COLLECT_WORDS.format(
-        name=_collecting(results),
-        pointers=_pointers(results),
-        lines="\n".join(" " * (8 if line.endswith(":") else 12) + line for line in lines),
-        constraints=",".join(["=r"] * words + ["l"] * words + ["r"] * pack),
-        types=f"({types})" if results > 1 else types,
-        pack=pack,
-    )
+    e.helpers |= texts_of("post", interpret=True) if e.interpret else {"post": post_polled_text(by_one=by_one)}
+    name = _collecting(results)
+    e.helpers[name] = collect_words_text(name, results, turns=e.turns, pack=pack, interpret=e.interpret)
 
 
 def _collecting(results: int) -> str:
     return f"collect_{results}"
 
 
-def _pointers(results: int) -> str:
-    return ", ".join(f"ptr{k}" for k in range(results))
-
-
 def member_alone(plan: KernelPlan) -> KernelPlan:
-    """``plan`` with teams of one: the interpreter runs one program after the other, so that none can wait.
+    """``plan`` with groups of one: the interpreter runs one program after the other, so that none can wait.
 
     Those that walk keep what they do of the next row: the words of a lone member are there when it asks.
     """
@@ -186,7 +104,7 @@ def _sets(plan: KernelPlan) -> int:
 
 
 def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
-    """Before the loop over rows: who this program is, its epoch, where its words are, and where the team counts."""
+    """Before the loop over rows: who this program is, its epoch, where its words are, and where the group counts."""
     members = plan.schedule.members
     words = slots(plan) * members * lanes
     lines = [
@@ -212,8 +130,8 @@ EPOCH_STORE = "tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))"
 """What ends a launch: the next one goes on counting from this program's last epoch."""
 
 
-def team_loop(body: Sequence[Statement], rows: str) -> list[Statement]:
-    """``body`` for each row of the team in turn, and what comes after the last.
+def group_loop(body: Sequence[Statement], rows: str) -> list[Statement]:
+    """``body`` for each row of the group in turn, and what comes after the last.
 
     ``rows``: text of their number, "" for a single one.
     """
@@ -221,7 +139,7 @@ def team_loop(body: Sequence[Statement], rows: str) -> list[Statement]:
     return ["", *turns, "", EPOCH_STORE]
 
 
-def write_team_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> list[str]:
+def write_group_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> list[str]:
     """Exchanges all of ``parts`` at once: results of one phase, in 32 bits, with the text of what this member has.
 
     Gives for each the text of those of all members, ``[members]`` or ``[members, lanes]``.
@@ -243,7 +161,7 @@ def write_team_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> li
     return whole
 
 
-def write_late_wait(e: Emitter, types: Sequence[DataType], *, by_one: bool) -> list[str]:
+def write_lagged_wait(e: Emitter, types: Sequence[DataType], *, by_one: bool) -> list[str]:
     """Waits for the words of the epoch before the last; the text of each result of all members."""
     _use_polling(e, len(types), by_one=by_one)
     e.out.line(_set_line(e, "(epoch - 1)"))
@@ -278,11 +196,11 @@ def _as_type(bits: str, dtype: DataType) -> str:
     return f"{bits}.to(tl.float32, bitcast=True)" if dtype is DataType.Float else bits
 
 
-# what a team fetches while it waits
+# what a group fetches while it waits
 
 
 def prefetch_next(e: Emitter) -> None:
-    """The team's next row, if there is one, is fetched into L2 while this one waits for the others' words."""
+    """The group's next row, if there is one, is fetched into L2 while this one waits for the others' words."""
     plan, tile = e.plan, e.tile
     if e.interpret or not plan.schedule.prefetches or tile.is_alone or not tile.last_share:
         return
@@ -305,4 +223,6 @@ def prefetch_next(e: Emitter) -> None:
             terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
             terms += [str(window.first)] if window and window.first else []
             source = plan.segment.windows[tensor].tensors[0] if window else tensor
-            e.out.line(f"prefetch({' + '.join([f'{source}_ptr', *terms])})")
+            pointer = " + ".join([f"{source}_ptr", *terms])
+            e.accesses.append(MemoryAccess("prefetch", source, pointer))
+            e.out.line(f"prefetch({pointer})")

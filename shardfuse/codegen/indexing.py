@@ -13,6 +13,12 @@ from math import gcd
 from ..schedulers.limits import INT32_LIMIT
 
 
+def plus(text: str, *numbers: int) -> str:
+    """``text`` and what is added to it, where that is anything."""
+    number = sum(numbers)
+    return f"{text} + {number}" if number else text
+
+
 def promise(name: str, *values: int) -> list[str]:
     """The line by which the compiler learns what power of two divides ``name``: else it splits wide loads."""
     divisor = gcd(*values, 16)
@@ -54,13 +60,7 @@ def groups(extents: Sequence[int], strides: Sequence[int]) -> list[Group]:
 
 def dynamic_terms(index: str, parts: Sequence[Group]) -> list[str]:
     """Terms of an offset, for an index that is known at run time only."""
-    terms: list[str] = []
-    for g in parts:
-        text = index if g.below == 1 else f"{index} // {g.below}"
-        if not g.is_outermost:
-            text = f"{text} % {g.extent}"
-        terms.append(_scaled(text, g.stride))
-    return terms
+    return [_scaled(_digit(index, g), g.stride) for g in parts]
 
 
 def loop_terms(index: str, size: int, parts: Sequence[Group]) -> tuple[list[str], list[str]]:

@@ -18,8 +18,8 @@ LATER = (1 << 20) - 1
 and so ahead by nearly 2**32."""
 NAN = "0x7FC07FC0"
 """Of float32, and of both halves of 16 bits."""
-INTERPRETED_PUSH = """@triton.jit
-def push(ptr, epoch, value):
+_PUSH = """@triton.jit
+def {name}(ptr, epoch, value):
     bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
     tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
 """
@@ -27,41 +27,46 @@ _AWAIT = '''from shardfuse.codegen import interpreted_waits as waits
 
 
 @triton.jit
-def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
+def {name}({pointers}, epoch, row, limit, report, names_ptr):
     """The values that all ranks have for ``row``, once every word carries ``epoch``; NaN for what does not come."""
     {words} = waits.await_words([{pointers}], epoch, {place}, limit, report, names_ptr)
     return {bits}
 '''
 _POST = """@triton.jit
-def post_{peers}({pointers}, turn):
+def {name}({pointers}, turn):
     {stores}
 """
 _AWAIT_ROWS = '''from shardfuse.codegen import interpreted_waits as waits
 
 
 @triton.jit
-def await_rows_{peers}({pointers}, turn, row, limit, report, names_ptr):
+def {name}({pointers}, turn, row, limit, report, names_ptr):
     """Wait until every flag is ``turn``.  Returns whether one is not, after the limit."""
     return waits.await_turn([{pointers}], turn, {place}, limit, report, names_ptr)
 '''
 
 
-def interpreted_await(ranks: int) -> str:
+def interpreted_push(name: str) -> str:
+    """The function that stores a word."""
+    return _PUSH.format(name=name)
+
+
+def interpreted_await(name: str, ranks: int) -> str:
     """The function that waits for one word of each of so many ranks."""
     bits = (f"tl.where(came{k}, word{k} & 0xFFFFFFFF, {NAN}).to(tl.int32)" for k in range(ranks))
     words = ", ".join(f"word{k}, came{k}" for k in range(ranks))
-    return _AWAIT.format(ranks=ranks, pointers=_names(ranks), words=words, bits=", ".join(bits), place=_place("epoch"))
+    return _AWAIT.format(name=name, pointers=_names(ranks), words=words, bits=", ".join(bits), place=_place("epoch"))
 
 
-def interpreted_post(peers: int) -> str:
+def interpreted_post(name: str, peers: int) -> str:
     """The function that stores a turn at so many flags."""
     stores = "\n    ".join(f"tl.store(ptr{k}, turn)" for k in range(peers))
-    return _POST.format(peers=peers, pointers=_names(peers), stores=stores)
+    return _POST.format(name=name, pointers=_names(peers), stores=stores)
 
 
-def interpreted_await_rows(peers: int) -> str:
+def interpreted_await_rows(name: str, peers: int) -> str:
     """The function that waits for so many flags."""
-    return _AWAIT_ROWS.format(peers=peers, pointers=_names(peers), place=_place("turn"))
+    return _AWAIT_ROWS.format(name=name, pointers=_names(peers), place=_place("turn"))
 
 
 def _place(number: str) -> str:

@@ -1,4 +1,4 @@
-"""A team's rows with the exchange one row late: what a row waits for has come while the next one was read.
+"""A group's rows with the exchange one row late: what a row waits for has come while the next one was read.
 
 Of the loop that ``pipelined_row_loop.py`` makes this is what is done with a row: it is loaded, and this program's part
 of the statistics is made, and posted for the next turn; then the parts of all are collected, which were posted a turn
@@ -20,8 +20,8 @@ from ..ir.op import is_statistic
 from ..schedulers.limits import WARP, WARPS
 from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
 from .bodies import load_and_compute, parts_of, take_whole, write_last_phase
-from .group_exchange import EPOCH_STORE, post_lines, write_late_wait
-from .misaligned import OddRows
+from .group_exchange import EPOCH_STORE, post_lines, write_lagged_wait
+from .misaligned import MisalignedRows
 from .pipelined_row_loop import Rows, Turn, pipelined
 from .source import Text
 from .statements import Statement, Writer, defined
@@ -29,7 +29,7 @@ from .tile import X_SIZE, Chunk
 from .words import UNPACK, Words
 
 
-class Late(Words):
+class LaggedRows(Words):
     """An emitter that parts what makes a row's part of the statistics from what is made of the whole."""
 
     is_ahead = True
@@ -90,11 +90,11 @@ class Late(Words):
     """That part: type and name of each number."""
 
 
-class OddLate(OddRows, Late):
+class MisalignedLaggedRows(MisalignedRows, LaggedRows):
     """Of misaligned rows."""
 
 
-def write_late(e: Late) -> None:
+def write_lagged_rows(e: LaggedRows) -> None:
     """Both parts of a turn: the first to ``e.begun``, the second as the body."""
     chunks = e.tile.chunks()
     reductions = e.reductions(0)
@@ -110,7 +110,7 @@ def write_late(e: Late) -> None:
     write_last_phase(e, chunks)
 
 
-def _write_reads(e: Late, chunks: Sequence[Chunk]) -> None:
+def _write_reads(e: LaggedRows, chunks: Sequence[Chunk]) -> None:
     """The loads alone."""
     e.carried = []
     for chunk in chunks:
@@ -122,14 +122,14 @@ def _write_reads(e: Late, chunks: Sequence[Chunk]) -> None:
     e.begin()
 
 
-def taken(e: Late) -> list[Statement]:
+def taken(e: LaggedRows) -> list[Statement]:
     """The statements written so far, none of whose names what follows sees."""
     statements = e.body if e.head.statements else e.out.statements
     e.head, e.out, e.offsets = Writer(), Writer(), {}
     return statements
 
 
-def write_begin(e: Late, chunks: Sequence[Chunk]) -> None:
+def write_begin(e: LaggedRows, chunks: Sequence[Chunk]) -> None:
     """What is done a row ahead: what is reduced, and the loads, unless they were done two rows ahead."""
     wanted = [x.tensors[0] for x in e.reductions(0)]
     if e.is_ahead:
@@ -138,19 +138,19 @@ def write_begin(e: Late, chunks: Sequence[Chunk]) -> None:
     load_and_compute(e, wanted, chunks)
 
 
-def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:
+def end_begin(e: LaggedRows, parts: list[tuple[DataType, str]]) -> None:
     """All lines up to here are ``e.begun``, which ends with this program's ``parts`` of the statistics."""
     e.parts = parts
     e.begun = taken(e)
     e.is_ahead = False
 
 
-def write_collect(e: Late) -> list[str]:
+def write_collect(e: LaggedRows) -> list[str]:
     """Waits for the parts of this turn, which were posted in the one before; the text of each, of all members."""
-    return write_late_wait(e, [dtype for dtype, _ in e.parts], by_one=_has_registers_left(e))
+    return write_lagged_wait(e, [dtype for dtype, _ in e.parts], by_one=_has_registers_left(e))
 
 
-def _has_registers_left(e: Late) -> bool:
+def _has_registers_left(e: LaggedRows) -> bool:
     """Is there a register to tell one thread from the others, so that it alone stores a word?
 
     None where a whole row is unpacked for a variance: LayerNorm of 1023 x 65537, bfloat16, spilled and took 179 us on
@@ -165,7 +165,7 @@ def _has_registers_left(e: Late) -> bool:
     return not is_unpacked and not is_full
 
 
-def pipelined_loop(e: Late, name: str, known: Sequence[str]) -> list[Statement]:
+def pipelined_loop(e: LaggedRows, name: str, known: Sequence[str]) -> list[Statement]:
     """The body of the kernel.  ``known``: the names that stand before it."""
     turn = Turn(e.turn_lines(), e.reads, e.begun, post_lines(e, e.parts), e.body, e.carried, [n for _, n in e.parts])
     rows = Rows(e.row_count, e.schedule.turn, e.is_cut, "row" if e.interpret else "row.to(tl.int64)")

@@ -5,7 +5,7 @@
     few = load(ptr + (start + 8 * arange(block // 8)) // 1468800)       what elements side by side share, as a weight
     weight = reshape(broadcast_to(few[:, None], [block // 8, 8]), [block])      of each channel: once for all
 
-Element by element the compiler divides and loads for each.  Group norm of 1 x 96 x 17 x 240 x 360, bfloat16, by a team
+Element by element the compiler divides and loads for each.  Group norm of 1 x 96 x 17 x 240 x 360, bfloat16, by a group
 that loops, took 238 us on an H200 so, else 256.
 """
 

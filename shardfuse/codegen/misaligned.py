@@ -96,7 +96,7 @@ class Aligned(Emitter):
 # rows in registers
 
 
-class OddRows(Words):
+class MisalignedRows(Words):
     """An emitter whose chunks count from the word that the first element of the row lies in."""
 
     def is_row(self, tensor: BoundTensor) -> bool:
@@ -144,11 +144,11 @@ class OddRows(Words):
         """Text of what is loaded of ``tensor``, as it is."""
         pointer, _, _ = self.pointer(tensor, chunk)
         if not (chunk.is_masked and self.is_last(chunk)):
-            return f"tl.load({pointer}{EVICT_LAST})"
+            return self.load_text(tensor, pointer, EVICT_LAST)
         place = _place(chunk)
-        self.out.line(f"{name} = tl.load({pointer}, mask={place} < whole{EVICT_LAST})")
+        self.out.line(f"{name} = {self.load_text(tensor, pointer, f', mask={place} < whole{EVICT_LAST}')}")
         rest = f"({place} >= whole) & ({place} < stop)"
-        return f"tl.load({pointer}, mask={rest}, other={name}{EVICT_LAST})"
+        return self.load_text(tensor, pointer, f", mask={rest}, other={name}{EVICT_LAST}")
 
     def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
         if not (self.is_row(tensor) and chunk.is_masked):
@@ -160,8 +160,8 @@ class OddRows(Words):
         place = _place(chunk)
         inner = [f"({place} >= head)"] * self.is_first(chunk) + [f"({place} < whole)"] * self.is_last(chunk)
         outer = [f"({place} < head)"] * self.is_first(chunk) + [f"({place} >= whole)"] * self.is_last(chunk)
-        self.out.line(f"tl.store({pointer}, {text}, mask={' & '.join(inner)})")
-        self.out.line(f"tl.store({pointer}, {text}, mask={chunk.mask} & ({' | '.join(outer)}))")
+        self.out.line(self.store_line(tensor, pointer, text, f", mask={' & '.join(inner)}"))
+        self.out.line(self.store_line(tensor, pointer, text, f", mask={chunk.mask} & ({' | '.join(outer)})"))
 
 
 def _place(chunk: Chunk) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ..ir.expr import BoundTensor
 from .loads import EVICT_LAST
-from .misaligned import OddRows
+from .misaligned import MisalignedRows
 from .source import Text
 from .tile import Chunk
 from .words import Words
@@ -45,7 +45,7 @@ class Packed(Words):
                 pointer, has_x, has_r = self.pointer(tensor, chunk)
                 options = self.mask(has_x, has_r, chunk) + EVICT_LAST
                 self.came[key] = f"{self.name(tensor, chunk)}_read"
-                self.out.line(f"{self.came[key]} = tl.load({pointer}{options})")
+                self.out.line(f"{self.came[key]} = {self.load_text(tensor, pointer, options)}")
 
     came: dict[tuple[BoundTensor, str], str]
     """What was read ahead."""
@@ -77,7 +77,7 @@ class Packed(Words):
                 self.out.line(f"{words} = again({words})")
 
 
-class OddPacked(OddRows, Packed):
+class MisalignedPacked(MisalignedRows, Packed):
     """Of misaligned rows."""
 
     def read_ahead(self, wanted: Sequence[BoundTensor], chunks: Sequence[Chunk]) -> None:

@@ -168,7 +168,7 @@ def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
 
 
 def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
-    """What this program has of ``expr``, its row, or its part of a team's, being in registers.
+    """What this program has of ``expr``, its row, or its part of a group's, being in registers.
 
     Chunks are combined lane by lane: one reduction across the lanes is left, which does not grow with the row.
     """

@@ -16,7 +16,9 @@ from ..schedulers.limits import WARP
 from .accumulators import accumulator
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
-from .mesh_exchange import await_text, exchanged_rows, push_text, row_of, sent_words
+from .exchange_functions import await_text, push_text
+from .indexing import plus
+from .mesh_exchange import exchanged_rows, in_order, row_of, sent_words
 from .source import Text
 from .tile import Chunk
 from .words import UNPACK
@@ -30,14 +32,11 @@ class Sending(Emitter):
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """The words of all ``chunks`` go out to all ranks."""
-        exchange, source = self.plan.exchange, self.source()
-        assert exchange is not None, "a kernel whose ranks exchange"
+        exchange, source = self.plan.rank_exchange, self.source
         words, block = sent_words(self.plan), self.schedule.reduced // 2
         first = len(exchange.statistics) * exchange.ranks * exchanged_rows(self.plan)
         self.use("packed")
-        self.helpers["push_words"] = push_text(is_one_row=False, interpret=self.interpret).replace(
-            "def push(", "def push_words("
-        )
+        self.helpers["push_words"] = push_text("push_words", is_one_row=False, interpret=self.interpret)
         self.out.paragraph()
         start = f"{first} + " if first else ""
         each = self._each()
@@ -51,10 +50,10 @@ class Sending(Emitter):
             value = self.value(source, chunk)
             name = f"{source}_words{chunk.suffix}"
             self.out.line(f"{name} = packed({value.text}.to({TRITON_TYPE[source.dtype]}))")
-            at = f" + {self._start(chunk)}" if self._start(chunk) else ""
             to = ["peer"] if exchange.ranks == 2 else [f"slots_{k}" for k in range(exchange.ranks)]
             for slots in to:
-                self.out.line(f"push_words({slots} + {source}_slot + rank * {words}{at}, epoch, {name})")
+                at = plus(f"{slots} + {source}_slot + rank * {words}", self._start(chunk))
+                self.out.line(f"push_words({at}, epoch, {name})")
 
     def add_up(self, parts: Sequence[tuple[Expr, str]]) -> None:
         """Reductions of which each program of a row has a part: the programs give each other theirs.
@@ -64,14 +63,14 @@ class Sending(Emitter):
         """
         if not parts:
             return
-        exchange = self.plan.exchange
-        assert exchange is not None, "a kernel whose ranks exchange"
+        exchange = self.plan.rank_exchange
         members, rows, warps = exchange.members, exchanged_rows(self.plan), self.schedule.launch.warps
         first = exchange.ranks * rows * sent_words(self.plan)
         every = [x for x in self.plan.segment.exprs if isinstance(x.op, Reduce)]
-        self.helpers["push"] = push_text(is_one_row=True, interpret=self.interpret)
-        text = await_text(members, is_one_row=True, warps=warps, interpret=self.interpret, is_one_name=True)
-        self.helpers["await_members"] = text.replace(f"def await_{members}(", "def await_members(")
+        self.helpers["push"] = push_text("push", is_one_row=True, interpret=self.interpret)
+        self.helpers["await_members"] = await_text(
+            "await_members", members, is_one_row=True, warps=warps, interpret=self.interpret, is_one_name=True
+        )
         for expr, text in parts:
             acc, out = accumulator(expr), expr.output
             self.use(acc.helper)
@@ -82,13 +81,16 @@ class Sending(Emitter):
         for expr, _ in parts:
             acc, out = accumulator(expr), expr.output
             bits = [f"{out}_bits_{k}" for k in range(members)]
-            places = [f"{out}_at{f' + {k}' if k else ''}" for k in range(members)]
-            given = [*places, "epoch", row_of(self), "2 * limit", "report", "names_ptr + rank"]
+            given = [
+                *(plus(f"{out}_at", k) for k in range(members)),
+                "epoch",
+                row_of(self),
+                "2 * limit",
+                "report",
+                "names_ptr + rank",
+            ]
             self.out.line(f"{', '.join(bits)} = await_members({', '.join(given)})")
-            whole = f"{bits[0]}.to(tl.float32, bitcast=True)"
-            for word in bits[1:]:
-                whole = acc.combined(whole, f"{word}.to(tl.float32, bitcast=True)")
-            self.give(out, acc, whole)
+            self.give(out, acc, in_order(acc, bits))
 
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         if not isinstance(expr.op, OfRank):
@@ -98,35 +100,27 @@ class Sending(Emitter):
 
     def receive(self, chunk: Chunk) -> None:
         """What all ranks have of a chunk: values of every Expr that is one of theirs."""
-        exchange, source = self.plan.exchange, self.source()
-        assert exchange is not None, "a kernel whose ranks exchange"
+        exchange, source = self.plan.rank_exchange, self.source
         ranks, words = exchange.ranks, sent_words(self.plan)
         waited = 1 if ranks == 2 else ranks
         pack = max(min(self._each(), _MOST_WORDS // waited), 1)
-        text = await_text(waited, is_one_row=False, warps=1, interpret=self.interpret, pack=pack)
-        self.helpers["await_words"] = text.replace(f"def await_{waited}(", "def await_words(")
+        self.helpers["await_words"] = await_text(
+            "await_words", waited, is_one_row=False, warps=1, interpret=self.interpret, pack=pack
+        )
         unpack = UNPACK[source.dtype]
         self.use(unpack)
         names = [f"{source}_of_{k}{chunk.suffix}" for k in range(ranks)]
         start = self._start(chunk)
+        row = f"epoch, {row_of(self)}, limit, report, names_ptr"
         if ranks == 2:  # what this rank has need not go through memory
             came, mine = f"{source}_of_peer{chunk.suffix}", f"{source}_words{chunk.suffix}"
-            offset = f" + {start}" if start else ""
-            arguments = [
-                f"own + {source}_slot + (1 - rank) * {words}{offset}",
-                "epoch",
-                row_of(self),
-                "limit",
-                "report",
-            ]
-            self.out.line(f"{came} = await_words({', '.join(arguments)}, names_ptr + 1 - rank)")
+            at = plus(f"own + {source}_slot + (1 - rank) * {words}", start)
+            self.out.line(f"{came} = await_words({at}, {row} + 1 - rank)")
             self.out.line(f"{names[0]} = tl.where(rank == 0, {mine}, {came})")
             self.out.line(f"{names[1]} = tl.where(rank == 0, {came}, {mine})")
         else:
-            offsets = [k * words + start for k in range(ranks)]
-            pointers = [f"own + {source}_slot{f' + {at}' if at else ''}" for at in offsets]
-            arguments = [*pointers, "epoch", row_of(self), "limit", "report", "names_ptr"]
-            self.out.line(f"{', '.join(names)} = await_words({', '.join(arguments)})")
+            pointers = [plus(f"own + {source}_slot", k * words + start) for k in range(ranks)]
+            self.out.line(f"{', '.join(names)} = await_words({', '.join(pointers)}, {row})")
         value = self.value(source, chunk)
         for expr in self.plan.segment.exprs:
             if isinstance(expr.op, OfRank):
@@ -138,12 +132,12 @@ class Sending(Emitter):
         """Words of a block that a thread has."""
         return max(self.schedule.reduced // 2 // (self.schedule.launch.warps * WARP), 1)
 
+    @property
     def source(self) -> BoundTensor:
         """What is sent."""
-        exchange = self.plan.exchange
-        assert exchange is not None, "a kernel whose ranks exchange"
-        assert exchange.sent is not None, "what they send"
-        return exchange.sent
+        sent = self.plan.rank_exchange.sent
+        assert sent is not None, "what they send"
+        return sent
 
     def _start(self, chunk: Chunk) -> int:
         assert chunk.start is not None, "a row is held"

@@ -32,122 +32,17 @@ from ..ir.op import OfRank
 from ..schedulers.plan import KernelPlan
 from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
 from .arithmetic import TRITON_TYPE
-from .group_exchange import MAILBOX
-from .interpreted_waits import NAME_BITS, ROW_BITS, interpreted_await_rows, interpreted_post
-from .mesh_exchange import RANK, SLOTS, count_lines, indented, polling, reporting, row_of, until
+from .exchange_functions import GONE, await_turn_text, post_turn_text
+from .indexing import plus
+from .mesh_exchange import RANK, SLOTS, count_lines, row_of
 from .sending import Sending
+from .source import MAILBOX
 from .tile import Chunk
-
-GONE = "-1"
-"""What a program that has given up stores in place of a turn."""
-
-_POST = '''@triton.jit
-def post_{peers}({pointers}, turn):
-    """What the program has stored is seen by whoever sees ``turn`` at the flags."""
-    tl.debug_barrier()
-    tl.inline_asm_elementwise(
-        """{{
-{lines}
-        }}""",
-        "{constraints}",
-        [{pointers}, turn],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-'''
-
-_AWAIT = '''@triton.jit
-def await_rows_{peers}({pointers}, turn, row, limit, report, names_ptr):
-    """Wait until every flag is ``turn``.  Returns whether one is not, after the limit."""
-    place = (turn.to(tl.int64) << 32) | ((row & {rows}) << {name_bits})
-    tl.inline_asm_elementwise(
-        """{{
-{waiting}
-        }}""",
-        "{waiting_constraints}",
-        [{pointers}, turn, limit, report, place, names_ptr],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-    tl.debug_barrier()
-    return tl.inline_asm_elementwise(
-        """{{
-{looking}
-        }}""",
-        "{looking_constraints}",
-        [{pointers}, turn],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-'''
-
-
-def post_text(peers: int, *, interpret: bool) -> str:
-    """The function that stores a turn at so many flags, by the first thread, behind one fence."""
-    pointers = [f"ptr{k}" for k in range(peers)]
-    if interpret:
-        return interpreted_post(peers)
-    lines = [
-        ".reg .pred other; .reg .u32 thread;",
-        "mov.u32 thread, %tid.x; setp.ne.u32 other, thread, 0;",
-        "@other bra done;",
-        "fence.acq_rel.sys;",
-        *(f"st.relaxed.sys.global.u32 [${k + 1}], ${peers + 1};" for k in range(peers)),
-        "done:",
-        "mov.u32 $0, 0;",
-    ]
-    constraints = ",".join(["=r", *["l"] * peers, "r"])
-    return _POST.format(peers=peers, pointers=", ".join(pointers), lines=indented(lines), constraints=constraints)
-
-
-def await_rows_text(peers: int, *, interpret: bool) -> str:
-    """The function that waits for so many flags: the first thread polls, and the others wait for it."""
-    if interpret:
-        return interpreted_await_rows(peers)
-    pointers = ", ".join(f"ptr{k}" for k in range(peers))
-    each = range(peers)
-    turn, limit, report, place, names = (f"${peers + k}" for k in range(1, 6))
-    waiting = [
-        f".reg .pred go; .reg .b64 since, now, told, name; .reg .u32 found<{peers}>, turns, late;",
-        "mov.u32 turns, 0; mov.u64 since, 0;",
-        "mov.u32 late, %tid.x; setp.ne.u32 go, late, 0;",
-        "@go bra done;",
-        "again:",
-        *(f"ld.acquire.sys.global.u32 found{k}, [${k + 1}];" for k in each),
-        *polling(peers, turn, report, "done"),
-        *(f"setp.eq.s32 go, found{k}, {GONE}; @go bra gone;" for k in each),
-        *until(limit),
-        "gone:",
-        *reporting(peers, 1, turn, report, place, names),
-        "done:",
-        "mov.u32 $0, 0;",
-    ]
-    looking = [
-        f".reg .pred late; .reg .u32 found<{peers}>, any;",
-        "mov.u32 any, 0;",
-        *(f"ld.relaxed.sys.global.u32 found{k}, [${k + 1}];" for k in each),
-        *(f"setp.ne.u32 late, found{k}, {turn}; @late mov.u32 any, 1;" for k in each),
-        "mov.u32 $0, any;",
-    ]
-    return _AWAIT.format(
-        peers=peers,
-        pointers=pointers,
-        rows=f"0x{(1 << ROW_BITS) - 1:X}",
-        name_bits=NAME_BITS,
-        waiting=indented(waiting),
-        waiting_constraints=",".join(["=r", *["l"] * peers, "r", *["l"] * 4]),
-        looking=indented(looking),
-        looking_constraints=",".join(["=r", *["l"] * peers, "r"]),
-    )
 
 
 def rows_head_lines(plan: KernelPlan) -> list[str]:
     """Before the loop over programs: the table."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = plan.rank_exchange
     ranks = exchange.ranks
     own = f"own_flags = tl.load({MAILBOX} + {SLOTS}).to(tl.pointer_type(tl.int64))"
     places = [*range(1, ranks)]
@@ -166,8 +61,7 @@ def rows_head_lines(plan: KernelPlan) -> list[str]:
 
 def _rows_at(plan: KernelPlan, j: int) -> str:
     """Text of where the rows of the rank at distance ``j`` begin, aligned for the widest stores."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = plan.rank_exchange
     assert exchange.sent is not None, "what they send"
     flags, kind = flags_of_rows(exchange), TRITON_TYPE[exchange.sent.dtype]
     return f"tl.multiple_of((tl.load({MAILBOX} + {SLOTS + j}) + {8 * flags}).to(tl.pointer_type({kind})), 16)"
@@ -178,10 +72,9 @@ class SendingRows(Sending):
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """The row goes out to all peers, and a flag behind it."""
-        exchange, source = self.plan.exchange, self.source()
-        assert exchange is not None, "a kernel whose ranks exchange"
+        exchange, source = self.plan.rank_exchange, self.source
         peers, elements = exchange.ranks - 1, row_elements(self.plan)
-        self.helpers[f"post_{peers}"] = post_text(peers, interpret=self.interpret)
+        self.helpers[f"post_{peers}"] = post_turn_text(f"post_{peers}", peers, interpret=self.interpret)
         self.out.paragraph()
         self.out.line("epoch = (epoch + 1) & 0x7FFFFFFF")  # no turn has the sign, which stands for a lost one
         lane = "program * 2 + (epoch & 1)"
@@ -192,28 +85,28 @@ class SendingRows(Sending):
             text = f"{self.value(source, chunk).text}.to({TRITON_TYPE[source.dtype]})"
             for j in range(1, exchange.ranks):
                 # of whom this rank is at distance ranks - j
-                at = _sum(f"rows_{j} + lane_row", (peers - j) * elements, chunk.start or 0)
+                at = plus(f"rows_{j} + lane_row", (peers - j) * elements, chunk.start or 0)
                 self.out.line(f"tl.store({at} + {chunk.lane}, {text}, mask={mask})")
-        flags = [_sum(f"flags_{j} + lane * {FLAG_WORDS}", (peers - j) * FLAG_WORDS) for j in range(1, peers + 1)]
+        flags = [plus(f"flags_{j} + lane * {FLAG_WORDS}", (peers - j) * FLAG_WORDS) for j in range(1, peers + 1)]
         self.out.line(f"post_{peers}({', '.join(flags)}, tl.where(late == 0, epoch, {GONE}))")
 
     def receive(self, chunk: Chunk) -> None:
         """What all ranks have of a chunk, once all rows have come."""
-        exchange, source = self.plan.exchange, self.source()
-        assert exchange is not None, "a kernel whose ranks exchange"
+        exchange, source = self.plan.rank_exchange, self.source
         ranks, peers, elements = exchange.ranks, exchange.ranks - 1, row_elements(self.plan)
-        if f"await_rows_{peers}" not in self.helpers:  # the first chunk of a turn waits for all
-            self.helpers[f"await_rows_{peers}"] = await_rows_text(peers, interpret=self.interpret)
-            flags = [_sum(f"own_flags + lane * {FLAG_WORDS}", i * FLAG_WORDS) for i in range(peers)]
+        wait = f"await_rows_{peers}"
+        if wait not in self.helpers:  # the first chunk of a turn waits for all
+            self.helpers[wait] = await_turn_text(wait, peers, interpret=self.interpret)
+            flags = [plus(f"own_flags + lane * {FLAG_WORDS}", i * FLAG_WORDS) for i in range(peers)]
             given = [*flags, "epoch", row_of(self), "limit", "report", "names_ptr"]
-            self.out.line(f"late = late | await_rows_{peers}({', '.join(given)})")
+            self.out.line(f"late = late | {wait}({', '.join(given)})")
         mine = self.value(source, chunk)
         names = [f"{source}_of_{k}{chunk.suffix}" for k in range(ranks)]
         for k in range(ranks):
             name = f"{source}_of_peer{chunk.suffix}" if ranks == 2 else names[k]
             if ranks > 2 or not k:
                 place = [] if ranks == 2 else [f"({k} - rank + {peers}) % {ranks} % {peers} * {elements}"]
-                at = " + ".join([_sum("own_rows + lane_row", chunk.start or 0), *place, chunk.lane])
+                at = " + ".join([plus("own_rows + lane_row", chunk.start or 0), *place, chunk.lane])
                 mask = f"mask={chunk.mask}, other=0.0, " if chunk.is_masked else ""
                 self.out.line(f'{name} = tl.load({at}, {mask}cache_modifier=".cg").to(tl.float32)')
                 self.out.line(f'{name} = tl.where(late == 0, {name}, float("nan"))')
@@ -224,9 +117,3 @@ class SendingRows(Sending):
             if isinstance(expr.op, OfRank):
                 text = names[expr.op.rank]
                 self.values[self.key(expr.output, chunk)] = replace(mine, text=text, dtype=DataType.Float)
-
-
-def _sum(text: str, *numbers: int) -> str:
-    """``text`` and what is added to it, where that is anything."""
-    number = sum(numbers)
-    return f"{text} + {number}" if number else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
@@ -26,6 +27,20 @@ _OF_DENORMALS = (
 
 
 @dataclass(frozen=True)
+class MemoryAccess:
+    """A load, a store or a prefetch of the memory of ``tensor`` at ``pointer``, which is text."""
+
+    kind: Literal["load", "store", "prefetch"]
+    tensor: BoundTensor
+    pointer: str
+
+    @property
+    def place(self) -> str:
+        """Where it is in the tensor, as text."""
+        return self.pointer.removeprefix(f"{self.tensor}_ptr")
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """Triton text with the function ``name``, whose arguments are ``tensors``, ``scalars``, ``integers`` in that order.
 
@@ -34,7 +49,8 @@ class KernelSource:
     once and kept between launches, whose pointer is the first argument.  ``is_cooperative``: do programs wait for each
     other, so that all must run at once?  ``schedule``: that of the plan, or of its first stage, with the access
     that the strides of this rank allow; ``None`` of a text that no plan was made for.  ``contracts``: may the compiler
-    make a product and a sum one operation with one rounding, wherever it finds the two side by side?
+    make a product and a sum one operation with one rounding, wherever it finds the two side by side?  ``accesses``: of
+    each stage, in the order of its text; none of a text that no plan was made for.
     """
 
     name: str
@@ -50,6 +66,7 @@ class KernelSource:
     is_cooperative: bool = False
     schedule: Schedule | None = field(default=None, kw_only=True)
     contracts: bool = field(default=True, kw_only=True)
+    accesses: tuple[tuple[MemoryAccess, ...], ...] = field(default=(), kw_only=True, repr=False)
 
     @property
     def keeps_denormals(self) -> bool:
@@ -79,6 +96,7 @@ class Kernel:
     x_block: int
     mailbox: int
     is_cooperative: bool
+    accesses: tuple[tuple[MemoryAccess, ...], ...]
 
     @property
     def pointers(self) -> list[str]:
@@ -106,7 +124,7 @@ class Kernel:
         return KernelSource(
             self.name, text, self.tensors, self.scalars, tuple(value for value, _ in self.integers.values()),
             self.grid, launch.warps, launch.stages, launch.registers, self.mailbox, self.is_cooperative,
-            schedule=self.schedule, contracts=contracts,
+            schedule=self.schedule, contracts=contracts, accesses=self.accesses,
         )  # fmt: skip
 
 

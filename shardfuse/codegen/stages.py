@@ -39,6 +39,7 @@ def one_launch(
         name, "".join(stage.comments for stage in stages), {**first.helpers, **helpers}, tensors, first.scalars,
         integers, body, first.grid, first.schedule, first.x_block,
         mailbox=first.grid // shares if shares else first.mailbox + 1, is_cooperative=not shares,
+        accesses=tuple(own for stage in stages for own in stage.accesses),
     )  # fmt: skip
 
 

@@ -4,22 +4,25 @@
     Loop("row", "x", "i0", "1", 2, (...))           for row in tl.range(x, i0, 1, num_stages=2): ...
     Branch("x < 3", (...), (...))                   if x < 3: ... else: ...
 
-Python's own grammar says which names a statement defines and which it uses, and nothing but ``rendered`` indents.
+A simple statement is a call, a ``return``, or an assignment to names, with blanks around its ``=`` and none around that
+of a keyword argument: so what it defines and what it reads are told without Python's parser, which takes longer than
+all else that a kernel's text does.  Nothing but ``rendered`` indents.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 
 MARGIN = 120
 """Characters of a line of generated text, at most, as of this package's."""
 _INDENT = "    "
-_WORD = re.compile(r"\w+")
+_ASSIGNMENT = re.compile(r"([\w, ]+?) ([-+*/%&|^]?)= ")
+_NAME = re.compile(r"(?<![\w.])(?!(?:return|if|else|for|in|not|and|or|True|False|None)\b)[A-Za-z_]\w*+(?!=[^=])")
+"""Neither a keyword, nor an attribute, nor the name of a keyword argument."""
+_QUOTED = re.compile(r'"[^"]*"')
 
 
 @dataclass(frozen=True)
@@ -113,25 +116,24 @@ def _live(statements: Sequence[Statement], wanted: set[str]) -> set[str]:
     """
     live = set[str]()
 
-    def read(text: str) -> None:
-        live.update(wanted & _names(text)[1])
+    def read(names: Iterable[str]) -> None:
+        live.update(wanted.intersection(names))
         wanted.difference_update(live)
 
     for statement in statements:
         match statement:
             case str():
-                # to parse a line takes longer than to write it
-                if not wanted.isdisjoint(_WORD.findall(statement)):
-                    read(statement)
-                    wanted.difference_update(_names(statement)[0])
+                stored, used = _names(statement)
+                read(used)
+                wanted.difference_update(stored)
             case Loop():
-                read(statement.range)
+                read(_names(statement.range)[1])
                 live |= _live(statement.body, wanted - {statement.index})
             case While():
-                read(statement.test)
+                read(_names(statement.test)[1])
                 live |= _live(statement.body, wanted.copy())
             case Branch():
-                read(statement.test)
+                read(_names(statement.test)[1])
                 then, otherwise = wanted.copy(), wanted.copy()
                 live |= _live(statement.then, then) | _live(statement.otherwise, otherwise)
                 wanted &= then | otherwise
@@ -139,21 +141,14 @@ def _live(statements: Sequence[Statement], wanted: set[str]) -> set[str]:
     return live
 
 
-@lru_cache(maxsize=4096)  # functions of a pipelined loop share lines, and so do kernels
-def _names(text: str) -> tuple[tuple[str, ...], frozenset[str]]:
+def _names(text: str) -> tuple[list[str], list[str]]:
     """The names that a simple statement, or an expression, defines, in order, and those that it reads."""
-    stored: list[str] = []
-    read: set[str] = set()
-    todo: list[ast.AST] = [ast.parse(text)]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.Name):
-            (stored.append if isinstance(node.ctx, ast.Store) else read.add)(node.id)
-            continue
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            read.add(node.target.id)
-        todo += reversed(list(ast.iter_child_nodes(node)))
-    return tuple(stored), frozenset(read)
+    text = _QUOTED.sub("", text) if '"' in text else text
+    assignment = _ASSIGNMENT.match(text)
+    if assignment is None:
+        return [], _NAME.findall(text)
+    stored, used = _NAME.findall(assignment[1]), _NAME.findall(text, assignment.end())
+    return stored, used + stored if assignment[2] else used
 
 
 def rendered(statements: Sequence[Statement], depth: int = 0) -> list[str]:
@@ -169,7 +164,7 @@ def _lines(statements: Sequence[Statement], depth: int) -> Iterator[str]:
     for statement in statements:
         match statement:
             case str():
-                yield from (_INDENT * depth + line for line in statement.split("\n")) if statement else [""]
+                yield from (_INDENT * depth + line if line else "" for line in statement.split("\n"))
             case Loop():
                 yield f"{_INDENT * depth}for {statement.index} in {statement.range}:"
                 yield from _lines(statement.body, depth + 1)

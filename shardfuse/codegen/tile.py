@@ -61,7 +61,7 @@ _ALL_COLUMNS = Piece("", 0, 0)
 class Chunk:
     """Reduced indices ``start`` to ``start + valid``, a block of them wide; ``suffix`` ends the names of its values.
 
-    ``start`` is ``None`` where the index is a variable (``index``), as in a loop; in a team it counts from ``first``.
+    ``start`` is ``None`` where the index is a variable (``index``), as in a loop; in a group it counts from ``first``.
     ``mask``: the name of its mask.  ``lane``: the name of its lanes.  ``block``: how many, where chunks differ.
     ``piece``: which of the program's columns.  ``turn``: the index that this turn of a loop begins with.
     """
@@ -183,7 +183,7 @@ class Tile:
             found.append(chunk)
         return found
 
-    # columns that stand for kept elements together, and teams
+    # columns that stand for kept elements together, and groups
 
     def _cut_columns(self) -> tuple[Piece, ...]:
         """Columns of whole groups, side by side, in powers of two."""

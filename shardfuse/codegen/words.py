@@ -45,7 +45,7 @@ class Words(Emitter):
         """
         pointer, has_x, has_r = self.pointer(tensor, chunk)
         hint = "" if self.space.walked else EVICT_LAST
-        text = f"tl.load({pointer}{self.mask(has_x, has_r, chunk)}{hint})"
+        text = self.load_text(tensor, pointer, self.mask(has_x, has_r, chunk) + hint)
         return text if has_r else f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -32,6 +33,8 @@ _EXACT = 2**24
 """Whole numbers below are floats of 32 bits: an exponent is the same as an integer."""
 _NOT_OF_BOOL = ("sub", "neg", "abs", "sign", "relu")
 """Arithmetic of truth values that torch refuses, or that is their own."""
+COSTLY = (aten.erf.default,)
+"""What a kernel of Inductor's is bound by, and not by the bytes that it moves; shardfuse's own is not."""
 
 
 def pointwise_table() -> dict[object, Rule]:
@@ -124,10 +127,36 @@ def _rounded(t: Translation, node: Node, value: TensorView) -> TensorView:
 
 
 def _mul(t: Translation, node: Node) -> TensorView:
-    """Of truth values: both of them."""
+    """Of truth values: both of them.  What torch makes of GELU is that op again, whose kernel computes less."""
     check_arguments(node, 2)
+    x = _source_of_gelu(node)
+    if x is not None and isinstance(t.values.get(x), TensorView):
+        return t.ops.gelu(t.tensor(x))
     a, b = (t.operand(v) for v in node.args)
     return t.ops.logical_and(a, b) if tensor_of(node).dtype == torch.bool else t.ops.mul(a, b)
+
+
+def _source_of_gelu(node: Node) -> Node | None:
+    """``x`` of ``(x * 0.5) * (erf(x * sqrt(0.5)) + 1)`` in float32; None where the product is another one."""
+    if tensor_of(node).dtype != torch.float32:
+        return None
+    for half, share in (node.args, node.args[::-1]):
+        erf = _operand_beside(share, aten.add.Tensor, 1)
+        x = _operand_beside(half, aten.mul.Tensor, 0.5)
+        if x is None or erf is None or erf.target is not aten.erf.default:
+            continue
+        if _operand_beside(erf.args[0], aten.mul.Tensor, math.sqrt(0.5)) is x and tensor_of(x).dtype == torch.float32:
+            return x
+    return None
+
+
+def _operand_beside(value: object, op: object, number: float) -> Node | None:
+    """The tensor of ``op(tensor, number)``; None where the value is something else."""
+    if not isinstance(value, Node) or value.target is not op or value.kwargs or len(value.args) != 2:
+        return None
+    x, other = value.args
+    is_number = isinstance(other, int | float) and math.isclose(other, number, rel_tol=1e-12)
+    return x if isinstance(x, Node) and is_number else None
 
 
 def _reversed_sub(t: Translation, node: Node) -> TensorView:

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ..base_error import ShardfuseError
 from .aten_collectives import collective_table
-from .aten_pointwise import pointwise_table
+from .aten_pointwise import COSTLY, pointwise_table
 from .aten_reductions import reduction_table
 from .aten_shapes import factory_table, shape_table, view_table
 from .compile_errors import UntranslatableError
@@ -25,7 +25,8 @@ from .translation import Rule, Translation, checked, known, tensor_of
 class AtenOps:
     """``rules``: of every op.  ``reductions``: those that a region is made around.  ``views``: what moves no element.
 
-    ``factories``: what is made of numbers alone.  ``pointwise``: what is computed for each element.
+    ``factories``: what is made of numbers alone.  ``pointwise``: what is computed for each element.  ``costly``: of
+    these, what a region is made around where no reduction has taken it.
     """
 
     rules: Mapping[object, Rule]
@@ -33,6 +34,7 @@ class AtenOps:
     views: frozenset[object]
     factories: frozenset[object]
     pointwise: frozenset[object]
+    costly: frozenset[object]
 
 
 @functools.cache
@@ -41,7 +43,7 @@ def aten_ops() -> AtenOps:
     pointwise, reductions = pointwise_table(), reduction_table()
     views, shapes, factories = view_table(), shape_table(), factory_table()
     rules = {**pointwise, **reductions, **views, **shapes, **collective_table()}
-    kinds = map(frozenset, (reductions, views, factories, pointwise))
+    kinds = map(frozenset, (reductions, views, factories, pointwise, COSTLY))
     return AtenOps(rules, *kinds)
 
 

@@ -25,6 +25,7 @@ from ..device.region_costs import (
     INDUCTOR_COLUMN_VARIANCE_SHARE,
     INDUCTOR_FINISH_US,
     INDUCTOR_GROUPED,
+    INDUCTOR_HEAVY,
     INDUCTOR_LOOP_SHARE,
     INDUCTOR_MIXED_SHARE,
     INDUCTOR_OPS_PER_US,
@@ -109,7 +110,7 @@ def _ours(plan: Explanation, region: Region) -> float:
             share = share if _is_in_two_steps(region) else UNCONFIRMED_SHARE
         total += s.bytes / (BYTES_PER_US * share)
     roots = [*region.reductions, *region.outputs]
-    return launches * KERNEL_US + max(total, _computed(region, roots) / OPS_PER_US)
+    return launches * KERNEL_US + max(total, _computed(region, roots, HEAVY) / OPS_PER_US)
 
 
 def _share(scheduler: str, region: Region) -> float:
@@ -195,7 +196,7 @@ def inductor_us(region: Region, *, is_mix_order: bool) -> tuple[float, int]:
     launches = len(kernels)
     if owner is None and wide:
         moved = sum(map(nbytes, (*_read(region, wide), *wide))) / BYTES_PER_US
-        total += KERNEL_US + max(moved, _computed(region, wide) / INDUCTOR_POINTWISE_OPS_PER_US)
+        total += KERNEL_US + max(moved, _computed(region, wide, INDUCTOR_HEAVY) / INDUCTOR_POINTWISE_OPS_PER_US)
         launches += 1
     return total * (INDUCTOR_GROUPED if any(map(_is_grouped, region.reductions)) else 1.0), launches
 
@@ -266,12 +267,12 @@ def _kernel_us(region: Region, kernel: _ReductionKernel, reductions: Sequence[No
     if not kernel.is_inner:
         share = INDUCTOR_COLUMN_VARIANCE_SHARE if any(map(_is_variance, reductions)) else INDUCTOR_COLUMN_SHARE
         moved = (read + written) / (BYTES_PER_US * share)
-        return KERNEL_US + max(moved, _computed(region, roots, stored) / INDUCTOR_OPS_PER_US)
+        return KERNEL_US + max(moved, _computed(region, roots, INDUCTOR_HEAVY, stored) / INDUCTOR_OPS_PER_US)
     if kernel.is_scattered:
         return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_SCATTERED_SHARE)
     if kernel.is_split:
         return 2 * KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
-    computed = _computed(region, roots) / INDUCTOR_POINTWISE_OPS_PER_US
+    computed = _computed(region, roots, INDUCTOR_HEAVY) / INDUCTOR_POINTWISE_OPS_PER_US
     if kernel.reduced <= PERSISTENT_ROW:
         return KERNEL_US + max((read + written) / (BYTES_PER_US * INDUCTOR_ROW_SHARE), computed)
     depth = _depths(region)
@@ -286,14 +287,17 @@ def _is_variance(n: Node) -> bool:
     return n.target in (torch.ops.aten.var_mean.correction, torch.ops.aten.var.correction)
 
 
-def _computed(region: Region, roots: Sequence[Node], stored: Sequence[Node] = ()) -> float:
-    """Instructions of a kernel that makes ``roots`` of what it loads, for all elements together."""
+def _computed(region: Region, roots: Sequence[Node], heavy: Mapping[str, int], stored: Sequence[Node] = ()) -> float:
+    """Instructions of a kernel that makes ``roots`` of what it loads, for all elements together.
+
+    ``heavy``: those of an op, where they are more than one.
+    """
     total = 0.0
     for n in _between(region, roots, stored):
         value = n.meta.get("val")
         if isinstance(value, torch.Tensor):
             name = f"{n.target}.".split(".")[1]  # of aten.erf.default; an item of a result has none
-            total += math.prod(map(hinted, value.shape)) * HEAVY.get(name, 1)
+            total += math.prod(map(hinted, value.shape)) * heavy.get(name, 1)
     return total
 
 

@@ -36,8 +36,9 @@ from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
 from .region_lowering import register
 from .region_op import program_of
 from .region_times import module_of
-from .regions import Region, lines_of, nearest_behind, nominal, regions_of
+from .regions import Region, nearest_behind, nominal, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_size
+from .traced_lines import lines_of
 from .translation import hinted, tensor_of
 from .written_back import join_copies
 

@@ -96,25 +96,31 @@ def grouped(
     epochs: Sequence[int],
     siblings: Sequence[tuple[int, int]] = (),
     apart: Collection[tuple[int, int]] = (),
+    later: Sequence[int] = (),
 ) -> list[list[int]]:
     """The groups that hold a seed, each in the order of its nodes.
 
     ``followers``: of each node those that depend on it; nodes are numbered in a topological order.  ``joinable``: may
     a node be in a group?  ``epochs``: no group holds nodes of two of them.  ``siblings``: pairs to join as well where
-    they may be, once all edges have been tried.  ``apart``: edges along which nothing is joined.
+    they may be, once all edges have been tried.  ``apart``: edges along which nothing is joined.  ``later``: further
+    seeds, of groups that take what the others have left.
     """
     groups = Groups(followers, epochs, seeds=[s for s in seeds if joinable[s]])
     down = [(n, m) for n, after in enumerate(followers) for m in after if joinable[n] and joinable[m]]
     down = [e for e in down if e not in apart]
     down.sort(key=lambda e: (e[1], e[0]))
     up = sorted(down, reverse=True)
-    grown = True
-    while grown:
-        grown = _grow(groups, down) or _grow(groups, up)
+    _grow_fully(groups, down, up)
     if _grow(groups, [(n, m) for n, m in siblings if joinable[n] and joinable[m]]):
-        while _grow(groups, down) or _grow(groups, up):
-            pass
+        _grow_fully(groups, down, up)
+    groups.grown |= dict.fromkeys(groups.of[n] for n in later if joinable[n])
+    _grow_fully(groups, down, up)
     return sorted(sorted(groups.members[g]) for g in groups.grown)
+
+
+def _grow_fully(groups: Groups, down: Sequence[tuple[int, int]], up: Sequence[tuple[int, int]]) -> None:
+    while _grow(groups, down) or _grow(groups, up):
+        pass
 
 
 def _grow(groups: Groups, pairs: Sequence[tuple[int, int]]) -> bool:

@@ -2,8 +2,8 @@
 # pyright: reportMissingTypeStubs=false
 """Regions of a graph: which nodes one fusion is to take, what it reads, and what it gives.
 
-A region is a maximal convex set of nodes around reductions (``grouping``).  At its rim it is cut where that moves fewer
-bytes:
+A region is a maximal convex set of nodes around reductions, or, where these have left it, around a pointwise op that
+costs more than the bytes that it moves (``grouping``).  At its rim it is cut where that moves fewer bytes:
 
 - a view, or a cast to a wider type, that others read is not handed out: it is made once more outside, of what it is
   made of, so that no output shares storage with another tensor, and the narrow tensor is what is stored;
@@ -98,7 +98,8 @@ def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[lis
         followers[number[before]].append(number[after])
     seeds = [number[n] for n in nodes if n.target in aten_ops().reductions]
     epoch = epochs(nodes)
-    found = grouped(followers, joinable, seeds, epoch, _siblings(nodes, number), apart)
+    later = [number[n] for n in nodes if n.target in aten_ops().costly]
+    found = grouped(followers, joinable, seeds, epoch, _siblings(nodes, number), apart, later)
     now = {n: epoch[k] for n, k in number.items()}
     heavy = [number[n] for n in nodes if not joinable[number[n]] and _is_kernel(n)]
     parts = [p for group in found for p in _in_parts([nodes[k] for k in group], number, heavy)]
@@ -223,7 +224,7 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
     kept = _without_slices_at_rim(_without_narrowing_rim(group))
     outputs, outside = _outputs(kept)
     nodes = _needed(kept, outputs)
-    if not any(n.target in aten_ops().reductions for n in nodes) or not all(map(_is_tensor, outputs)):
+    if not any(map(_is_seed, nodes)) or not all(map(_is_tensor, outputs)):
         return None
     inside, now = set(nodes), epoch[nodes[0]]
     read = [a for n in nodes for a in n.all_input_nodes if a not in inside]
@@ -245,6 +246,10 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
     if not tensors:
         return None
     return Region(tuple(nodes), tuple(kept), tuple(sorted(again)), tensors, numbers, tuple(outputs), tuple(outside))
+
+
+def _is_seed(n: Node) -> bool:
+    return n.target in aten_ops().reductions or n.target in aten_ops().costly
 
 
 def _is_tensor(n: Node) -> bool:
@@ -380,20 +385,3 @@ def nearest_behind(graph: Graph, regions: Sequence[Region]) -> list[tuple[int, .
         else:
             sources[n] = read
     return [tuple(b for b in behind if b != k) for k, behind in enumerate(found)]
-
-
-def lines_of(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """The caller's lines, ``file:line: text``, that the nodes come from: the innermost frame of each, once."""
-    found: dict[str, None] = {}
-    for n in nodes:
-        trace = cast("str | None", n.meta.get("stack_trace"))
-        frames = [line.strip() for line in (trace or "").splitlines() if line.strip()]
-        places = [k for k, line in enumerate(frames) if line.startswith('File "')]
-        if not places:
-            continue
-        last = places[-1]
-        file, line = frames[last].split(", ")[:2]
-        text = frames[last + 1] if last + 1 < len(frames) else ""
-        name = file.removeprefix('File "').rstrip('"').rsplit("/", 1)[-1]
-        found[f"{name}:{line.removeprefix('line ')}: {text}"] = None
-    return tuple(found)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
 from ..ir.expr import BoundFusion, HostExpr
 from ..ir.op import Cast, Pointwise, RngOffset, RngSeed
-from ..ir.scalar import Number, Scalar
+from ..ir.scalar import Number, Scalar, number_text
 from ..mesh import current_rank
 from ..ops.host import host_value, to_number
 from . import collective_calls
+from .launch import index_of
 from .steps import Call, Rename, Step
 
 
@@ -73,16 +72,8 @@ def sample(scalar: Scalar) -> Number:
 
 
 def scalar_text(scalar: Scalar) -> str:
-    """The name of ``scalar`` in the program, or Python's text of its value: infinities and NaN have no literal."""
-    value = scalar.value
-    if isinstance(value, complex):
-        return f"complex({float_text(value.real)}, {float_text(value.imag)})"
-    return scalar.name if value is None else float_text(value) if isinstance(value, float) else repr(value)
-
-
-def float_text(value: float) -> str:
-    """Python text that evaluates to ``value``."""
-    return repr(value) if math.isfinite(value) else f"float('{value}')"
+    """The name of ``scalar`` in the program, or Python's text of its value."""
+    return scalar.name if scalar.value is None else number_text(scalar.value)
 
 
 def seeds_sent(fusion: BoundFusion) -> list[str]:
@@ -123,9 +114,7 @@ class SeedSource:
     def _draw(self) -> tuple[int, int]:
         if self.device.type != "cuda":
             return int(torch.randint(0, 2**63 - 1, (), device="cpu").item()), 0
-        index = cast(int | None, self.device.index)
-        index = torch.cuda.current_device() if index is None else index
-        generator = torch.cuda.default_generators[index]
+        generator = torch.cuda.default_generators[index_of(self.device)]
         offset = generator.get_offset()
         generator.set_offset(offset + _WORDS)
         seed = generator.initial_seed()

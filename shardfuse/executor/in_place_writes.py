@@ -14,7 +14,6 @@ that its caller gives up shares it with none, and its memory is the output's::
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Sequence
 
 import torch
@@ -27,19 +26,24 @@ from ..ir.expr import BoundTensor
 def reads_before_it_writes(source: KernelSource, read: BoundTensor, written: BoundTensor) -> bool:
     """Does the kernel load ``read`` at the places at which it stores ``written``, once each and before the store there?
 
-    What it stores at one place is at no other.  A function of the kernel's text stands before its callers.
+    What it stores at one place is at no other.
     """
     if written not in source.tensors:
         return False  # a kernel that chunks share is written in another one's names
     if read not in source.tensors:
         return True
-    tree = ast.parse(source.text)
-    loads, stores = _Accesses.of(tree, f"{read}_ptr"), _Accesses.of(tree, f"{written}_ptr")
-    if not loads.is_plain or not stores.is_plain or loads.kinds != {"load"} or stores.kinds != {"store"}:
+    every = [[a for a in stage if a.tensor in (read, written)] for stage in source.accesses]
+    stages = [own for own in every if own]
+    if len(stages) != 1:
+        return False  # a later stage writes other programs' places
+    (own,) = stages
+    loads, stores = ([a for a in own if a.tensor is tensor] for tensor in (read, written))
+    places = [a.place for a in loads]
+    if {a.kind for a in loads} != {"load"} or {a.kind for a in stores} != {"store"}:
         return False
-    if loads.count != len(loads.lines) or loads.lines.keys() != stores.lines.keys():
-        return False
-    return all(line < stores.lines[place] for place, line in loads.lines.items())
+    first = {a.place: own.index(a) for a in reversed(stores)}
+    is_once = len(set(places)) == len(places) and set(places) == first.keys()
+    return is_once and all(own.index(a) < first[a.place] for a in loads)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -63,36 +67,6 @@ def in_same_order(
 def _by_stride(tensor: torch.Tensor) -> list[int]:
     """Its dims, the outermost in memory first, but for those of one element."""
     return sorted((d for d in range(tensor.ndim) if tensor.shape[d] != 1), key=lambda d: -tensor.stride(d))
-
-
-class _Accesses:
-    """Every use of a pointer: the calls, how many there are, and the first line of each place, which is a text."""
-
-    def __init__(self) -> None:
-        self.kinds: set[str] = set()
-        self.lines: dict[str, int] = {}
-        self.count = 0
-        self.is_plain = True
-
-    @classmethod
-    def of(cls, tree: ast.Module, pointer: str) -> _Accesses:
-        found = cls()
-        inside: set[ast.AST] = set()
-        own = {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-                names = [n for n in ast.walk(node.args[0]) if isinstance(n, ast.Name) and n.id == pointer]
-                if names and not any(n in inside for n in names):
-                    inside.update(names)
-                    found.kinds.add(node.func.attr)
-                    place = ast.unparse(node.args[0]).replace(pointer, "_")
-                    found.lines[place] = min(node.lineno, found.lines.get(place, node.lineno))
-                    found.count += 1
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in own:
-                inside.update(n for n in node.args if isinstance(n, ast.Name) and n.id == pointer)
-        every = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == pointer]
-        found.is_plain = len(every) == len(inside)
-        return found
 
 
 def owners(samples: Sequence[torch.Tensor], targets: int) -> Callable[..., list[bool]]:

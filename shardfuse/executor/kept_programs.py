@@ -77,8 +77,8 @@ def from_data(content: bytes, device: torch.device, directory: Path) -> Program 
 
 
 def _described(source: KernelSource) -> dict[str, Any]:
-    """All but its schedule, which says how its text was written."""
-    plain = replace(source, tensors=(), scalars=(), schedule=None)
+    """All but its schedule and its accesses, which say how its text was written."""
+    plain = replace(source, tensors=(), scalars=(), schedule=None, accesses=())
     types = {"tensors": source.tensors, "scalars": source.scalars}
     return asdict(plain) | {name: [value.dtype.name for value in values] for name, values in types.items()}
 

@@ -20,6 +20,7 @@ import torch
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError, KernelLaunchError
 from ..ir.scalar import Number
+from ..kernel_functions.interpreted import index_by_arrays
 from ..secure_files import keep_text
 from .binaries import Asked, Binary, binary_of
 from .driver import Driver, open_driver
@@ -229,7 +230,9 @@ def load_function(text: str, name: str, directory: Path) -> Any:
     module = ModuleType(path.stem)
     exec(compile(text, str(path), "exec"), module.__dict__)
     for value in module.__dict__.values():
-        if type(value).__name__ == "InterpretedFunction":  # which would leave what it makes in a table of its class
+        if type(value).__name__ == "InterpretedFunction":
+            index_by_arrays()
+            # Or it would leave what it makes in a table of its class.
             cast("dict[str, Any]", vars(value)).setdefault("rewritten_fn", {})
     function = getattr(module, name)
     weakref.finalize(function, _forget_lines, str(path), lines)

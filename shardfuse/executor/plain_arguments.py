@@ -2,7 +2,7 @@
 
 Every entry that runs a program (`FusionDefinition.execute`, `FusionExecutorCache`, DTensors) comes by here:
 
-    arguments = arguments if are_plain(arguments) else received(fusion, arguments)
+    arguments = arguments if are_taken_as_they_are(arguments) else received(fusion, arguments)
     with without_graph(fusion, arguments):
         outputs = program.run(*arguments)
 
@@ -61,7 +61,7 @@ def received(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument
     return resolved(fusion, found)
 
 
-def are_plain(arguments: Sequence[Argument]) -> bool:
+def are_taken_as_they_are(arguments: Sequence[Argument]) -> bool:
     """Are they as programs take them: by their types, and without bits that say that the storage holds something else?
 
     Asked in every call.

@@ -37,6 +37,7 @@ from ..schedulers.sent_words import row_elements
 from .comparison import digest
 from .kept_tensors import made_to_last
 from .kernel import Argument, Kernel, Launch
+from .launch import index_of
 from .options import CompileOptions
 
 _LINE = 16
@@ -67,8 +68,7 @@ class Region:
 
         It raises ExchangeTimeoutError once a wait was in vain.
         """
-        exchange = plan.exchange
-        assert exchange is not None, "a kernel whose ranks exchange"
+        exchange = _exchange_of(plan)
         is_on_gpu = self.arena.device.type == "cuda"
         address = self.table.data_ptr() if is_on_gpu else self.table  # which Triton's interpreter asks more of
         told, order, ranks, room = self.arena.told, self.arena.order, self.ranks, self.arena.room
@@ -151,8 +151,7 @@ def handed_out() -> int:
 
 def hand_out_from(offset: int) -> None:
     """What is handed out next begins there, or behind."""
-    found = arena()
-    assert not isinstance(found, str), "ranks have told what they have of it"
+    found = _shared()
     found.used = max(found.used, offset)
 
 
@@ -163,8 +162,7 @@ def decide(text: str, why: str | None, plans: Sequence[KernelPlan] = (), tables:
     tables: what ``tables_for`` has made of the plans.  With them nothing is allocated here, where a rank that fails
     would be alone with that.
     """
-    found = arena()
-    assert not isinstance(found, str), "ranks have told what they have of it"
+    found = _shared()
     why = room(plans) if why is None else why
     if why is None:
         for plan in plans:
@@ -184,17 +182,18 @@ def why_refused(text: str) -> str | None:
     return None if isinstance(found, str) else found.decided.get(digest(text))
 
 
+def device_in_reach() -> torch.device | None:
+    """The one of this rank whose kernels reach what ranks share; ``None`` where ranks share nothing."""
+    found = arena()
+    return None if isinstance(found, str) else found.device
+
+
 def is_in_reach(device: torch.device) -> bool:
     """Do kernels on ``device`` reach what its ranks share?  Of the GPUs of a process, one does."""
-    found = arena()
-    if isinstance(found, str) or found.device.type != device.type:
+    found = device_in_reach()
+    if found is None or found.type != device.type:
         return False
-    return device.type != "cuda" or _index(found.device) == _index(device)
-
-
-def _index(device: torch.device) -> int:
-    number = cast("int | None", device.index)
-    return torch.cuda.current_device() if number is None else number
+    return device.type != "cuda" or index_of(found) == index_of(device)
 
 
 def room(plans: Sequence[KernelPlan]) -> str | None:
@@ -213,8 +212,7 @@ def tables_for(plans: Sequence[KernelPlan]) -> Tables:
 
     A rank that has none left says so to the others, which wait to know whether it has.
     """
-    found = arena()
-    assert not isinstance(found, str), "it was asked for"
+    found = _shared()
 
     def make() -> dict[Hashable, torch.Tensor]:
         new = _new_regions(found, plans).items()
@@ -236,16 +234,13 @@ def _new_regions(found: Arena, plans: Sequence[KernelPlan]) -> dict[Hashable, tu
 
 def is_crowded(plans: Sequence[KernelPlan]) -> bool:
     """Does NCCL need so many multiprocessors of this rank's GPU that a kernel would have less than half of them?"""
-    found = arena()
-    assert not isinstance(found, str), "it was asked for"
+    found = _shared()
     return any(found.room.left() < min(programs_at_once(p), p.device.multiprocessors // 2) for p in plans)
 
 
 def region_of(plan: KernelPlan, tables: Tables = _NO_TABLES) -> Region:
     """The region of a kernel, found or made; there is room.  tables: memory for its table, where that is there."""
-    found, exchange = arena(), plan.exchange
-    assert not isinstance(found, str), "it was asked for"
-    assert exchange is not None, "a kernel whose ranks exchange"
+    found, exchange = _shared(), _exchange_of(plan)
     known = _regions_of(found)
     key, words = _key({key: region.words for key, region in known.items()}, plan)
     region = known.get(key)
@@ -268,35 +263,28 @@ def offsets(plans: Sequence[tuple[int, KernelPlan]]) -> list[str]:
 @contextmanager
 def taken_back_on_failure() -> Generator[None]:
     """What the body takes of the arena is free again where it raises, as it does on every rank."""
-    before = _state()
+    found = arena()
+    if isinstance(found, str):
+        yield
+        return
+    used, regions = found.used, dict(found.regions)
     try:
         yield
     except BaseException:
-        _restore(before)
+        found.used, found.regions = used, regions
         raise
 
 
-@contextmanager
-def taken_back() -> Generator[None]:
-    """What the body takes of the arena is free again."""
-    before = _state()
-    try:
-        yield
-    finally:
-        _restore(before)
-
-
-def _state() -> tuple[int, list[Hashable]]:
+def _shared() -> Arena:
+    """Where ranks have told what they have of it, there is one."""
     found = arena()
-    return (0, []) if isinstance(found, str) else (found.used, list(found.regions))
+    assert not isinstance(found, str), "it was asked for"
+    return found
 
 
-def _restore(before: tuple[int, list[Hashable]]) -> None:
-    found = arena()
-    if not isinstance(found, str):
-        found.used = before[0]
-        for key in [key for key in found.regions if key not in before[1]]:
-            del found.regions[key]
+def _exchange_of(plan: KernelPlan) -> RankExchange:
+    assert plan.exchange is not None, "a kernel whose ranks exchange"
+    return plan.exchange
 
 
 def _regions_of(within: Arena) -> dict[Hashable, Region]:
@@ -312,8 +300,7 @@ def lost(within: Arena) -> ExchangeTimeoutError:
 
 def _key(known: Mapping[Hashable, int], plan: KernelPlan) -> tuple[Hashable, int]:
     """Which region a kernel has, and its words: of those ``known`` that are large enough the smallest, or a new one."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = _exchange_of(plan)
     mesh, words = exchange.mesh, slots_of(plan)
     line = (mesh.shape, mesh.ranks, exchange.parallel_type)  # whatever its dimensions are named
     if exchange.is_in_rows:
@@ -326,8 +313,7 @@ def _key(known: Mapping[Hashable, int], plan: KernelPlan) -> tuple[Hashable, int
 
 def _entries(within: Arena, offset: int, words: int, plan: KernelPlan) -> list[int]:
     """What stands in the table of a region."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = _exchange_of(plan)
     team = exchange.mesh.team(current_rank(), exchange.parallel_type)
     position, report = team.index(within.rank), within.report.data_ptr()
     if exchange.is_in_rows:  # by the distance behind this rank

@@ -19,7 +19,6 @@ Programs without collectives run in any number of threads.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,28 +32,22 @@ from ..mesh.groups import current_rank, default_group, default_store, world_size
 from ..mesh.rendezvous import PrefixStore, Store
 from ..rank_errors import ThreadsError
 from .agreement import failures_told
+from .comparison import digest
 
 _graph_task: Callable[[], int] = cast(Any, torch._C)._current_graph_task_id  # pyright: ignore[reportPrivateUsage]
 _Foreign: type[threading.Thread] = cast(Any, threading)._DummyThread  # of a thread that Python did not start
 
 
 class Owners(Protocol):
-    """Whose turn it is on the other ranks, by the number of the owner."""
+    """Whose turn it is on other ranks, by the number of the owner: of all that a rank has had, ``team`` being ``None``,
+    or of those that ran programs of the ranks of ``team``."""
 
-    def publish(self, number: int, name: str) -> None:
+    def publish(self, team: Sequence[int] | None, number: int, name: str) -> None:
         """Tell that the owner of this number has this name here."""
         ...
 
-    def names(self, number: int) -> list[str]:
+    def names(self, team: Sequence[int] | None, number: int) -> list[str]:
         """What the ranks that have had so many owners by now have told of theirs."""
-        ...
-
-    def publish_to(self, team: Sequence[int], number: int, name: str) -> None:
-        """Tell the ranks of ``team`` that the owner of this number, of those that ran their programs, has this name."""
-        ...
-
-    def names_in(self, team: Sequence[int], number: int) -> list[str]:
-        """The names that the ranks of ``team`` have published by now."""
         ...
 
 
@@ -62,26 +55,18 @@ class _StoredOwners:
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
         self._store = store
         self._rank = rank
-        self._ranks = ranks
+        self._world = range(ranks)
 
-    def publish(self, number: int, name: str) -> None:
-        self._store.set(f"{number}/{self._rank}", name)
-
-    def names(self, number: int) -> list[str]:
-        return self._told([f"{number}/{rank}" for rank in range(self._ranks)])
-
-    def publish_to(self, team: Sequence[int], number: int, name: str) -> None:
+    def publish(self, team: Sequence[int] | None, number: int, name: str) -> None:
         self._store.set(f"{_key(team)}/{number}/{self._rank}", name)
 
-    def names_in(self, team: Sequence[int], number: int) -> list[str]:
-        return self._told([f"{_key(team)}/{number}/{rank}" for rank in team])
-
-    def _told(self, keys: Sequence[str]) -> list[str]:
+    def names(self, team: Sequence[int] | None, number: int) -> list[str]:
+        keys = [f"{_key(team)}/{number}/{rank}" for rank in (self._world if team is None else team)]
         return [self._store.get(key).decode() for key in keys if self._store.check([key])]
 
 
-def _key(team: Sequence[int]) -> str:
-    return hashlib.sha256(str(tuple(team)).encode()).hexdigest()[:32]
+def _key(team: Sequence[int] | None) -> str:
+    return "world" if team is None else digest(str(tuple(team)))
 
 
 @dataclass
@@ -164,14 +149,14 @@ class Turn:
     def tell(self) -> None:
         """Tell the other ranks whose turn it is, where they do not know."""
         if self._published != self._number and self._owners is not None:
-            self._owners.publish(self._number, self._name())
+            self._owners.publish(None, self._number, self._name())
             self._published = self._number
 
     def begin(self, team: _Team) -> None:
         """Before a run of a program of ``team``: where its owner is a new one, tell the others."""
         if team.seen != self._number and self._owners is not None:
             team.seen, team.count, team.is_new = self._number, team.count + 1, True
-            self._owners.publish_to(team.ranks, team.count, self._name())
+            self._owners.publish(team.ranks, team.count, self._name())
 
     def paired(self, team: _Team) -> str | None:
         """Behind the first run of an owner: the name of another thread of this rank, with whose run it was paired.
@@ -181,7 +166,7 @@ class Turn:
         team.is_new = False
         if self._owners is None or self._took_over or self._owner in (None, threading.main_thread()):
             return None
-        told = set(self._owners.names_in(team.ranks, team.count)) - {self._name()}
+        told = set(self._owners.names(team.ranks, team.count)) - {self._name()}
         found = next((name for name in sorted(told) if name in self._came or _is_another_here(name)), None)
         if found is not None:
             with self._lock:
@@ -196,7 +181,7 @@ class Turn:
         if self._owners is None:
             return False
         self.tell()
-        if any(name != self._name() for name in self._owners.names(self._number)):
+        if any(name != self._name() for name in self._owners.names(None, self._number)):
             return False
         with self._lock:
             self._refused = None

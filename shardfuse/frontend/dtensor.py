@@ -95,7 +95,8 @@ class DTensorExecutor:
         with without_graph(self.fusion, arguments):
             variant = self.variant(arguments)
             try:
-                outputs = variant.execute(arguments, self.by_place(sizes or {}), device)
+                with variant.cache.turn():
+                    outputs = variant.run(arguments, self.by_place(sizes or {}), device)
             except ShapeError as error:
                 _name_plain(error, self.fusion, arguments)
                 raise
@@ -241,12 +242,6 @@ class _Variant:
             if given.is_uneven or not is_member:
                 sizes[tv] = (*(given.mesh.size(d) for d in given.partial), *argument.shape)
         return values, sizes, entering
-
-    def execute(
-        self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
-    ) -> list[torch.Tensor | None]:
-        with self.cache.turn():
-            return self.run(arguments, said, device)
 
     def run(
         self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None

@@ -24,7 +24,6 @@ from ..executor.symmetric_slots import (
     offsets,
     room,
     tables_for,
-    taken_back,
     why_no_exchange,
     why_out_of_reach,
     why_refused,
@@ -97,7 +96,7 @@ def agree_on_memory(
     call: BoundCall,
     options: CompileOptions,
     plan: Callable[[], Plan],
-    build: Callable[[], object],
+    compiled: Callable[[Plan], object],
     within: AbstractContextManager[None],
 ) -> None:
     """Have the ranks of ``call`` agree, once for its text, on whether its kernels exchange, and where its slots begin.
@@ -106,7 +105,7 @@ def agree_on_memory(
     here, and not asked again.  A rank that binds the program anew is alone, and there may be room by then.
     Where no kernels were asked for and one does not compile on a rank, all ranks have collectives.  What a rank may
     lack memory for is made before they agree: where one has none, all of them raise, and ask again in the next call.
-    build: makes the program.  within: what names the caller's lines in errors.
+    compiled: makes the kernels of a plan.  within: what names the caller's lines in errors.
     """
     ranks, text = call.ranks, call.text
     if call.rank not in ranks or why_no_exchange(ranks, options) is not None or is_decided(text):
@@ -122,7 +121,7 @@ def agree_on_memory(
             told.number = _CROWDED
         else:
             is_tried = bool(kernels) and options.exchange == "auto" and room(kernels) is None
-            told.number = _NEVER if is_tried and not _compiles(build) else handed_out()
+            told.number = _NEVER if is_tried and not _compiles(planned, compiled) else handed_out()
             tables = tables_for(kernels) if kernels and told.number != _NEVER else tables
     if told.most is None or not kernels:
         return
@@ -134,10 +133,9 @@ def agree_on_memory(
             decide(text, None, kernels, tables)
 
 
-def _compiles(build: Callable[[], object]) -> bool:
+def _compiles(plan: Plan, compiled: Callable[[Plan], object]) -> bool:
     try:
-        with taken_back():
-            build()
+        compiled(plan)
     except KernelCompileError as error:
         warnings.warn(f"{error}\nthe ranks of the program exchange by collectives instead", stacklevel=2)
         return False
@@ -153,9 +151,10 @@ def told_elsewhere(call: BoundCall, options: CompileOptions, plan: Callable[[], 
     device = call.bound.device
     if device.type != "cuda" or call.rank not in call.ranks or len(call.ranks) < 2 or world_size() < 2:
         return call
-    own = torch.device("cuda", own_gpu(device))
+    number = index_of(device)
+    own = torch.device("cuda", own_gpu(number))
     is_bound_to_it = is_in_reach(own) or not stages_through_host(default_group(), own)
-    if own.index == index_of(device) or not is_bound_to_it:
+    if own.index == number or not is_bound_to_it:
         return call
     with failures_told(call.ranks):
         is_quiet = not sent_in(plan(), options)

@@ -5,30 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from threading import RLock
 
 import torch
 
-from ..allocation.global_sizes import Unknown, global_sizes
+from ..allocation.global_sizes import global_sizes
 from ..compiler import Plan, compile_fusion, with_schedules
 from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, bind_arguments, check_local_shape, is_out_of, ranges_of
+from ..executor.binding import Argument, bind_arguments, is_out_of, ranges_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.host_program import Program
 from ..executor.options import CompileOptions
-from ..executor.plain_arguments import are_plain, received, without_graph
-from ..executor.program import ProgramBuilder
-from ..executor.replicas import ReplicaCheck
+from ..executor.plain_arguments import are_taken_as_they_are, received, without_graph
 from ..executor.resharding import sum_over_mesh
-from ..executor.stream_chunks import places_of
-from ..executor.symmetric_slots import hosts_of, region_of, taken_back_on_failure, why_no_exchange
+from ..executor.symmetric_slots import device_in_reach, hosts_of, taken_back_on_failure, why_no_exchange
 from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
@@ -36,7 +32,6 @@ from ..executor.turns import turn_here
 from ..executor.uncompiled import uncompiled
 from ..executor.written_inputs import are_unwritable, written_places
 from ..ir.caller_lines import lines_named
-from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion
 from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
@@ -44,15 +39,12 @@ from ..mesh import current_rank, world_size
 from ..mesh.calls import Call
 from ..mesh.groups import world_key
 from ..mesh.process import check_is_a_rank, ledger_of
-from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
-from ..schedulers.overwritten_inputs import replaceable
 from ..schedulers.schedule import Schedule
-from ..segments.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .bound_call import BoundCall, Made, Sizes
-from .counted_calls import counted
-from .exchanges import agree_on_memory, plan_on, promises, sent_in, told_elsewhere, with_exchanges_here
+from .building import Kernels, builder_of, built
+from .exchanges import agree_on_memory, plan_on, promises, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
 from .repeat import Repeat
@@ -119,7 +111,7 @@ class FusionExecutorCache:
 
     def ready(self, arguments: Sequence[Argument]) -> Made | None:
         """The program for these arguments, where it was bound before and they can be handed over as they are."""
-        if self._asks or type(arguments) not in (list, tuple) or not are_plain(arguments):
+        if self._asks or type(arguments) not in (list, tuple) or not are_taken_as_they_are(arguments):
             return None
         try:
             return self.programs.get(self._key(arguments, None, None))
@@ -228,7 +220,10 @@ class FusionExecutorCache:
         shapes = {tv: (sizes or {}).get(tv, tv.shape) for tv in self.tensors()}
         if sizes is None or any(n < 0 for shape in shapes.values() for n in shape):
             raise NoPlanError
-        return self.plan(shapes)
+        device = device_in_reach()
+        if device is None:
+            return self.plan(shapes)
+        return plan_on(self.plan(shapes), self._description(shapes, device), device, self.options)
 
     def last_trace(self) -> str:
         """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""
@@ -263,7 +258,7 @@ class FusionExecutorCache:
 
     def _received(self, arguments: Sequence[Argument]) -> Sequence[Argument]:
         """Raises ``InputError``, which is reported to the other ranks."""
-        if are_plain(arguments):
+        if are_taken_as_they_are(arguments):
             return arguments
         with failures_told(self._team):
             return received(self.fusion, arguments)
@@ -294,7 +289,9 @@ class FusionExecutorCache:
             if ledger is not None:
                 ledger.note(Call.of(asked))
         for u in unknown:
-            sizes[u.tv][u.axis] = self._exchange(u, bound.device)
+            mesh = u.tv.domain.mesh
+            assert mesh is not None, "only a sharded axis is asked about"
+            sizes[u.tv][u.axis] = sum_over_mesh(u.local, mesh, u.mesh_dims, self._team, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
         call = BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
@@ -303,12 +300,11 @@ class FusionExecutorCache:
     def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)
         if made is None:
-            make, build = partial(self.plan, call.sizes, call.numbers), partial(self._build, call)
-            agree_on_memory(call, self.options, make, build, self._lines_named)
-            with taken_back_on_failure(), agreed(call.ranks, call.text) as promised, self._lines_named:
-                made = self._build(call)
-                promised += promises(made.plan, call)
-            self.programs.put(call.key, made)
+            kernels: Kernels = {}
+            compiled = partial(builder_of, self.fusion, call, options=self.options, kernels=kernels)
+            plan = partial(self.plan, call.sizes, call.numbers)
+            agree_on_memory(call, self.options, plan, compiled, self._lines_named)
+            made = self._made(call, call.text, kernels)
             is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers)) is not None
             if self.options.autotunes(call.bound.device) and not is_tuned:
                 self._tune(call, self.tuner())
@@ -317,10 +313,19 @@ class FusionExecutorCache:
         self._last = made  # of ranks that are threads, the one that comes last
         return made
 
+    def _made(self, call: BoundCall, text: str, kernels: Kernels) -> Made:
+        """The program of ``call``, of which all ranks have to have ``text`` alike.  kernels: as of ``_build``."""
+        with taken_back_on_failure(), agreed(call.ranks, text, call.text) as promised, self._lines_named:
+            made = self._build(call, kernels)
+            promised += promises(made.plan, call)
+        self.programs.put(call.key, made)
+        self._last = made
+        return made
+
     def _tune(self, call: BoundCall, tuner: Tuner) -> list[Tuned | None]:
         """All ranks come here, or each one alone to an answer that was given: none waits for one that does not."""
         plan = self._plan_of(call)
-        builder = self._builder(call)
+        builder = builder_of(self.fusion, call, plan, self.options, {})
         segments = [None if s.like is not None else (s.segment, s.scheduler) for s in plan.segments]
         tuned = tune_segments(builder, segments, call.ranks, call.text, tuner)
         chosen = tuple(None if t is None else t.chosen for t in tuned)
@@ -328,12 +333,7 @@ class FusionExecutorCache:
         self._tuned.put(key, chosen)
         self._plans.put(key, with_schedules(plan, chosen))
         self.programs = LRUCache(PROGRAMS)
-        text = f"{call.text}\ntuned: {chosen}"
-        with taken_back_on_failure(), agreed(call.ranks, text, call.text) as promised:
-            made = self._build(call)
-            promised += promises(made.plan, call)
-        self.programs.put(call.key, made)
-        self._last = made
+        self._made(call, f"{call.text}\ntuned: {chosen}", {})
         return tuned
 
     def _numbers(self, arguments: Sequence[Argument]) -> dict[Scalar, Number]:
@@ -347,51 +347,10 @@ class FusionExecutorCache:
         values = {scalar.name: value for scalar, value in (numbers or {}).items()}
         return describe(self._script, {tv.name: shape for tv, shape in sizes.items()}, values, self.options, device)
 
-    def _exchange(self, unknown: Unknown, device: torch.device) -> int:
-        mesh = unknown.tv.domain.mesh
-        assert mesh is not None, "only a sharded axis is asked about"
-        return sum_over_mesh(unknown.local, mesh, unknown.mesh_dims, self._team, device)
-
-    def _builder(self, call: BoundCall) -> ProgramBuilder:
-        """With all segments added."""
-        plan, bound, rank = self._plan_of(call), call.bound, call.rank
-        inputs = dict(zip((i.val for i in self.fusion.inputs), plan.fusion.inputs, strict=True))
-        samples: dict[BoundTensor, torch.Tensor] = {}
-        for k, declared in enumerate(self.fusion.inputs):
-            tv = declared.val
-            if not isinstance(tv, TensorView):
-                continue
-            tensor, value = inputs[tv], bound.tensors[tv]
-            assert isinstance(tensor, BoundTensor), "a tensor is bound to a tensor"
-            if tv.domain.mesh is None or rank in tv.domain.mesh.ranks:
-                check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, call.sizes[tv])
-            samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
-        written_over = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
-        builder = ProgramBuilder(
-            plan.fusion, rank, bound.device, self.options, samples, places, replaceable=written_over,
-            read_once=read_once([s.segment for s in plan.segments], plan.fusion.outputs), region=region_of,
-        )  # fmt: skip
-        builder.begin(
-            [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
-            [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],
-        )
-        for k, s in enumerate(plan.segments):
-            builder.add(k, s.segment, s.scheduler, s.kernels, is_beside=s.is_beside, renamed=s.renamed)
-        return builder
-
     def _plan_of(self, call: BoundCall) -> Plan:
         return plan_on(self.plan(call.sizes, call.numbers), call.text, call.bound.device, self.options)
 
-    def _build(self, call: BoundCall) -> Made:
+    def _build(self, call: BoundCall, kernels: Kernels) -> Made:
+        """kernels: those of the plan whose kernels exchange; where ranks have agreed on collectives, others run."""
         plan = self._plan_of(call)
-        builder = self._builder(call)
-        forms = [
-            allocation_shape(tv, t, call.rank) if tv.allocation_rank else None
-            for tv, t in zip(self.fusion.outputs, builder.fusion.outputs, strict=True)
-        ]
-        program = builder.finish(forms)
-        if self.options.check_replicas and len(call.ranks) > 1 and call.rank in call.ranks:
-            check = ReplicaCheck(builder.fusion, call.ranks, call.bound.device)
-            program = replace(program, run=check.around(program.run))
-        return Made(counted(program, call, is_sending=bool(sent_in(plan, self.options))), plan)
+        return built(self.fusion, call, plan, self.options, {} if plan.apart is None else kernels)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..executor.plain_arguments import are_plain, is_dual, set_grad_enabled
+from ..executor.plain_arguments import are_taken_as_they_are, is_dual, set_grad_enabled
 from ..executor.uncompiled import uncompiled
 from ..ir import TensorView
 from ..ir.caller_lines import lines_named
@@ -38,7 +38,12 @@ class Repeat:
     @uncompiled
     def __call__(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         fec, made = self._fec, self._made
-        if fec.programs is not self._programs or world_key() != self._world or not are_plain(arguments) or is_dual():
+        if (
+            fec.programs is not self._programs
+            or world_key() != self._world
+            or not are_taken_as_they_are(arguments)
+            or is_dual()
+        ):
             return None
         is_recording = torch.is_grad_enabled()
         if is_recording:

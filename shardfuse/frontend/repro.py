@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from ..errors import KernelCompileError, ShardfuseError
 from ..executor.binding import Argument
+from ..ir.scalar import number_text
 
 
-@dataclass(frozen=True)
-class Described:
-    """What a script must know of an argument: of a tensor no data."""
-
-    text: str
-
-    @staticmethod
-    def of(value: Argument) -> Described:
-        if isinstance(value, torch.Tensor):
-            return Described(_tensor_text(value))
-        if isinstance(value, float):
-            return Described(
-                f"float({str(value)!r})" if value != value or value in (float("inf"), -float("inf")) else repr(value)
-            )
-        return Described(repr(value))
+def described(value: Argument) -> str:
+    """Python for an argument like this one: of a tensor without its data."""
+    if isinstance(value, torch.Tensor):
+        return _tensor_text(value)
+    return number_text(value) if isinstance(value, int | float | complex) else repr(value)  # which may be what is wrong
 
 
 def _tensor_text(x: torch.Tensor) -> str:
@@ -43,14 +32,11 @@ def _tensor_text(x: torch.Tensor) -> str:
     return f"torch.randint(0, {high}, ({stored},), {where}).as_strided({shape}, {strides})"
 
 
-class Printable(Protocol):
-    """Its ``repr`` is Python that defines ``nvfuser_fusion``."""
+def repro_script(definition: object, inputs: list[str] | None, module: str = "shardfuse") -> str:
+    """``definition``: its ``repr`` is Python that defines ``nvfuser_fusion``.  ``inputs``: as `described`.
 
-    def __repr__(self) -> str: ...
-
-
-def repro_script(definition: Printable, inputs: list[Described] | None, module: str = "shardfuse") -> str:
-    """``module``: where the script has its names from."""
+    ``module``: where the script has its names from.
+    """
     lines = [f"#  {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     text = repr(definition)
     names = ["FusionDefinition", "DataType", *(n for n in ("DeviceMesh", "ParallelType") if n in text)]
@@ -66,7 +52,7 @@ def repro_script(definition: Printable, inputs: list[Described] | None, module: 
     script = "\n".join(head) + "\n" + body
     if inputs is None:
         return script
-    arguments = "".join(f"    {v.text},\n" for v in inputs)
+    arguments = "".join(f"    {text},\n" for text in inputs)
     return f"{script}\ninputs = [\n{arguments}]\nfd.execute(inputs)\n"
 
 

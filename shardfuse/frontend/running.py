@@ -23,7 +23,7 @@ from ..ir.tensor_view import TensorView
 from .argument_checks import ranks_of
 from .detection import has_dtensor
 from .repeat import Repeated
-from .repro import Described, repro_script, reproduced
+from .repro import described, repro_script, reproduced
 from .validation import validated
 
 if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
@@ -47,7 +47,7 @@ class Running:
     _options: CompileOptions
     _fec: FusionExecutorCache | None
     _dtensors: DTensorExecutor | None
-    _described: list[Described] | None
+    _described: list[str] | None
 
     @property
     def fec(self) -> FusionExecutorCache:
@@ -132,7 +132,7 @@ class Running:
         save_repro_inputs: bool,
     ) -> list[torch.Tensor]:
         if save_repro_inputs:
-            self._described = [Described.of(v) for v in inputs]
+            self._described = [described(v) for v in inputs]
         fec, home = self.fec, None
         if sizes or device is not None:
             with failures_told(ranks_of(self.fusion)):
@@ -223,7 +223,7 @@ class Running:
 
     def _script_for(self, inputs: Sequence[Argument] | None) -> str:
         """As ``repro_script_for``, of inputs that may be what is wrong."""
-        return repro_script(self, None if inputs is None else [Described.of(v) for v in inputs])
+        return repro_script(self, None if inputs is None else [described(v) for v in inputs])
 
     def last_repro_script(self) -> str:
         """The script for the inputs of the last ``execute(..., save_repro_inputs=True)``.  Raises ``NoReproError``."""

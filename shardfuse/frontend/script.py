@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -11,7 +10,7 @@ from ..ir.domain import IterDomain, Merge
 from ..ir.dtype import DataType
 from ..ir.fusion import Fusion, FusionInput, Record
 from ..ir.op import Cast, Full, Iota, Pointwise, Random, Reduce, RngOffset, RngSeed
-from ..ir.scalar import Number, Scalar
+from ..ir.scalar import Number, Scalar, number_text
 from ..ir.tensor_view import TensorView
 from ..ops.call_signature import DRAWN
 
@@ -118,7 +117,7 @@ def _text(value: object) -> str:
 
 def _number_text(value: Number, dtype: DataType) -> str:
     """The number itself where Python's own type says its dtype, else a defined scalar."""
-    text = f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+    text = number_text(value)
     own = {bool: DataType.Bool, int: DataType.Int, float: DataType.Double, complex: DataType.ComplexDouble}[type(value)]
     return text if own is dtype else f"fd.define_scalar({text}, dtype={dtype!r})"
 

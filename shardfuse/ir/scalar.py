@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..source_line import SourceLine
@@ -30,3 +31,10 @@ class Scalar:
 
 Size = int | Scalar
 """An extent or an index: a number, or in a definition a scalar of the fusion."""
+
+
+def number_text(value: Number) -> str:
+    """Python text that evaluates to ``value``: infinities, NaN and complex zeros of either sign have no literal."""
+    if isinstance(value, complex):
+        return f"complex({number_text(value.real)}, {number_text(value.imag)})"
+    return repr(value) if isinstance(value, int) or math.isfinite(value) else f"float('{value}')"

@@ -92,4 +92,21 @@ def _modules() -> tuple[Any, Any]:
     return language, interpreter
 
 
+def index_by_arrays() -> None:
+    """Have the interpreter take its arrays of one element as bounds of loops, whatever Triton and NumPy are installed.
+
+    Triton 3.6 calls ``int`` on them, which NumPy 2.4 and later do for arrays without dims alone.
+    """
+    _, interpreter = _modules()
+    patch = interpreter._patch_lang_tensor
+    if patch.__module__ == __name__:
+        return
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda value: value.handle.data.item())  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType]
+
+    interpreter._patch_lang_tensor = patched
+
+
 libdevice = Libdevice()

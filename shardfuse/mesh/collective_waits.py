@@ -31,7 +31,10 @@ REPORTED_AFTER = 2.0
 GPU_REPORTED_AFTER = 10.0
 """The same of a collective on the GPU: the host goes on meanwhile."""
 COMMUNICATION_PATIENCE = 3.0
-"""Seconds to find the rank behind a collective that failed."""
+"""Seconds to find the rank behind a collective that failed, which wait in vain where torch itself is the reason.
+
+One that was killed or has left is known within 10 ms (2 and 4 ranks on 2 cores that others keep busy, 2026-11-23).
+Calls that differ are named by the fourth of their comparisons, of which there are two a second (``calls.py``)."""
 
 
 class ReportedWait(NamedTuple):

@@ -300,7 +300,7 @@ def _new_group(default: dist.ProcessGroup, members: tuple[int, ...]) -> dist.Pro
             dist.Backend(backend),
             store,
             "shardfuse_" + "_".join(map(str, members)),
-            timeout=_timeout(default),
+            timeout=_told_timeout(default) or c10d.default_pg_timeout,
         )
     finally:
         default.bound_device_id = bound
@@ -308,12 +308,8 @@ def _new_group(default: dist.ProcessGroup, members: tuple[int, ...]) -> dist.Pro
     return cast("dist.ProcessGroup", group)
 
 
-def _timeout(group: dist.ProcessGroup) -> timedelta:
-    """How long the group's collectives wait; torch's own default where the backend (a test's) does not tell."""
-    return _told_timeout(group) or c10d.default_pg_timeout
-
-
 def _told_timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """How long the group's collectives wait; None where its backend (a test's) does not tell."""
     for device in cast("Any", group)._device_types:
         options = getattr(cast("Any", group)._get_backend(device), "options", None)
         if options is not None:

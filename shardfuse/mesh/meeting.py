@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -44,16 +43,6 @@ def agree(job: JobStore, world: str, rank: int, world_size: int, backend: str, l
         _let_all_read(store, world, rank, world_size, is_host=job.is_host)
         raise
     return min(size for _, size in told)
-
-
-def meet(job: JobStore, key: str, rank: int, world_size: int) -> None:
-    """A barrier in the store.  Raises RendezvousError."""
-    store = PrefixStore(job.prefix, job.store)
-    store.set(f"{key}/{rank}", "")
-    try:
-        store.wait([f"{key}/{other}" for other in range(world_size)], timedelta(seconds=MEETING_TIMEOUT))
-    except dist.DistError as error:
-        raise RendezvousError(rank, world_size, "the job's store", MEETING_TIMEOUT) from error
 
 
 def _places(store: PrefixStore, world: str, rank: int, world_size: int) -> list[tuple[str, int]]:

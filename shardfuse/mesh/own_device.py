@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,7 +43,6 @@ def choose(backend: str | None, launch: LaunchConfig, *, is_gpu_shared: bool = F
 _own: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
-def own_gpu(device: torch.device) -> int:
-    """The number of the GPU that this rank computes on, which is that of ``device`` where it has had none yet."""
-    number = cast("int | None", device.index)
-    return _own.setdefault(default_group(), torch.cuda.current_device() if number is None else number)
+def own_gpu(number: int) -> int:
+    """The number of the GPU that this rank computes on, which is ``number`` where it has had none yet."""
+    return _own.setdefault(default_group(), number)

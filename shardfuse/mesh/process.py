@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,10 +27,10 @@ from shardfuse.errors import (
 from shardfuse.mesh.calls import Ledger
 from shardfuse.mesh.collective_waits import COMMUNICATION_PATIENCE
 from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_communication, sentence, shown
-from shardfuse.mesh.groups import destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
-from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, meet, new_world
+from shardfuse.mesh.groups import default_group, destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
+from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, new_world
 from shardfuse.mesh.own_device import BACKENDS, choose, own_gpu
-from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
+from shardfuse.mesh.rendezvous import JobStore, PrefixStore, meet, open_job_store
 from shardfuse.mesh.symmetric import close_arena, how_ranks_exchange, open_arena, raise_lost_exchange
 from shardfuse.mesh.watchdog import Fault, Watchdog, say
 from shardfuse.rank_errors import ExchangeTimeoutError, ForkedProcessError
@@ -71,7 +71,7 @@ class _Life:
 
     def has_group(self) -> bool:
         """True until its default process group is destroyed, by the caller's hand maybe."""
-        return dist.is_initialized() and _lives.get(_default_group()) is self
+        return _find_life() is self
 
     def end(self) -> None:
         """What `finalize` does, once."""
@@ -147,8 +147,8 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     PortInUseError, RankTakenError, RendezvousError, SharedGpuError and WorldSizesDisagreeError.
     """
     if dist.is_initialized():
-        if _default_group() in _adopted:
-            return _adopted[_default_group()]
+        if default_group() in _adopted:
+            return _adopted[default_group()]
         life = _find_life()
         if life is None:
             raise AlreadyInitializedError
@@ -189,7 +189,7 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         guard.abandon(None if isinstance(error, _SEEN_BY_ALL) else sentence(error))
         raise
     guard, _start.guard = _start.guard, None
-    life = _lives[_default_group()] = _Life(context, job, guard, _start.previous_hook)
+    life = _lives[default_group()] = _Life(context, job, guard, _start.previous_hook)
     atexit.register(life.end)
     return context
 
@@ -206,11 +206,12 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
         timeout=timedelta(seconds=context.timeout),
     )
     if context.device.type == "cuda":
-        own_gpu(context.device)
+        own_gpu(context.device.index)
     sys.excepthook = _report_and_exit  # torch has set one that holds back what the one before prints
     if _start.guard is not None:
         _start.guard.watch_device(context.device, context.timeout)
-        meet(job, f"{world}/formed", rank, world_size)
+        store = PrefixStore(job.prefix, job.store)
+        meet(store, f"{world}/formed", rank, world_size, "the job's store", MEETING_TIMEOUT)
         _start.guard.learn_processes()
     if world_size > 1:
         settings = read_settings()
@@ -239,7 +240,7 @@ def finalize() -> None:
 
 def adopt(context: ProcessContext) -> None:
     """Have `initialize` return ``context`` for a default process group that somebody else made and will end."""
-    _adopted[_default_group()] = context
+    _adopted[default_group()] = context
 
 
 def fail(error: ShardfuseError | str) -> NoReturn:
@@ -247,7 +248,7 @@ def fail(error: ShardfuseError | str) -> NoReturn:
 
     Where the world is somebody else's, the error is raised, and he ends it.
     """
-    if dist.is_initialized() and _default_group() in _adopted:
+    if dist.is_initialized() and default_group() in _adopted:
         raise error if isinstance(error, ShardfuseError) else PeerLostError(dist.get_rank(), f"failed: {error}")
     life = _find_life()
     _end(life, None if life is None else life.watchdog, str(error), Fault(_rank_of(life), f"failed: {error}"))
@@ -257,7 +258,7 @@ def is_forked() -> bool:
     """Was this process forked from a rank?  Then it is none, whatever it has of the rank's."""
     if _forked.rank is None or _forked.group is None:
         return _forked.rank is not None
-    return dist.is_initialized() and _default_group() is _forked.group
+    return dist.group.WORLD is _forked.group
 
 
 def check_is_a_rank(what: str) -> None:
@@ -358,11 +359,8 @@ def _launched_rank() -> int:
 
 
 def _find_life() -> _Life | None:
-    return _lives.get(_default_group()) if dist.is_initialized() else None
-
-
-def _default_group() -> dist.ProcessGroup:
-    return cast("dist.ProcessGroup", cast("Any", dist).group.WORLD)
+    group = dist.group.WORLD
+    return None if group is None else _lives.get(group)
 
 
 def _leave_to_the_parent() -> None:
@@ -379,7 +377,7 @@ def _leave_to_the_parent() -> None:
         keep_for_ever(life.job.store, life.watchdog)
         _forked.rank = life.context.rank
     if not _lives and dist.is_initialized():
-        _forked.rank, _forked.group = dist.get_rank(), _default_group()
+        _forked.rank, _forked.group = dist.get_rank(), default_group()
     if sys.excepthook is _report_and_exit:
         sys.excepthook = _start.previous_hook
     keep_for_ever(_start.guard)

@@ -22,7 +22,7 @@ from shardfuse.errors import LaunchEnvironmentError, RendezvousError
 from shardfuse.secure_files import read_private, write_private
 from shardfuse.start_errors import NoStoreError, PortInUseError
 
-__all__ = ["JobStore", "PrefixStore", "ProcessIdentity", "Store", "open_job_store"]
+__all__ = ["JobStore", "PrefixStore", "ProcessIdentity", "Store", "meet", "open_job_store"]
 
 _LOOPBACK = "127.0.0.1"
 _OTHERWISE = "set MASTER_ADDR and MASTER_PORT"
@@ -113,7 +113,11 @@ def open_job_store(launch: LaunchConfig, timeout: float) -> JobStore:
     else:
         port = _await_port(path, launch, timeout)
         store = _join(launch, _LOOPBACK, port, timeout)
-    _meet(store, launch, path, timeout)
+    try:  # all have read the file: the next rendezvous of the job writes a new one
+        meet(store, "here", launch.rank, launch.world_size, str(path), timeout)
+    finally:
+        if launch.rank == 0:
+            path.unlink(missing_ok=True)
     return JobStore(store, prefix, launch.rank == 0, (_LOOPBACK, port))
 
 
@@ -164,16 +168,13 @@ def _listens(addr: str, port: int) -> bool:
         return False
 
 
-def _meet(store: TCPStore, launch: LaunchConfig, path: Path, timeout: float) -> None:
-    """Wait until all ranks have read the file, then remove it: the next rendezvous of the job writes a new one."""
-    store.set(f"here/{launch.rank}", "")
+def meet(store: Store, key: str, rank: int, world_size: int, where: str, timeout: float) -> None:
+    """A barrier in the store; where: what the error calls it.  Raises RendezvousError after `timeout` seconds."""
+    store.set(f"{key}/{rank}", "")
     try:
-        store.wait([f"here/{rank}" for rank in range(launch.world_size)], timedelta(seconds=timeout))
+        store.wait([f"{key}/{other}" for other in range(world_size)], timedelta(seconds=timeout))
     except dist.DistError as error:
-        raise RendezvousError(launch.rank, launch.world_size, str(path), timeout) from error
-    finally:
-        if launch.rank == 0:
-            path.unlink(missing_ok=True)
+        raise RendezvousError(rank, world_size, where, timeout) from error
 
 
 def _rendezvous_file(job: str) -> Path:

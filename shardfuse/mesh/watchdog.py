@@ -195,13 +195,12 @@ class Watchdog:
             threading.Event().wait()
 
     def fail(self, line: str, fault: Fault, leave: Callable[[], NoReturn] = lambda: os._exit(1)) -> NoReturn:
-        """Print one line, if any, tell the others of the fault, give them time to read it, and end by `leave`.
+        """Print one line, tell the others of the fault, give them time to read it, and end by `leave`.
 
         For the thread that has claimed it.
         """
         try:
-            if line:
-                say(self._rank, line)
+            say(self._rank, line)
             if self._tell(fault):
                 self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         finally:
@@ -254,12 +253,12 @@ class Watchdog:
         self.fail(found.line(self._rank), found)
 
     def _end_by_sigterm(self) -> NoReturn:
-        """Name the rank that a launcher sent SIGTERM for, if it is one; without a line where it sent it to all."""
+        """Name the rank that a launcher sent SIGTERM for, if it is one; else say that it was sent, as to all ranks."""
         self._board.exchange(_ANSWER)
         found = self._look()
         self.claim()
         if found is None or found.reason == _TERMINATED:
-            self.fail("", Fault(self._rank, _TERMINATED), end_by_sigterm)
+            found = Fault(self._rank, _TERMINATED)
         self.fail(found.line(self._rank), found, end_by_sigterm)
 
     def _may_end_by_itself(self, found: Fault) -> bool:

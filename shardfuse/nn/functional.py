@@ -24,19 +24,38 @@ from ..ir.promises import Promises
 from . import traced
 from .activation import SwiGLU
 from .activation_functions import Activation
-from .embedding import embedding as embedding
-from .functional_losses import cross_entropy as cross_entropy
-from .functional_losses import linear_cross_entropy as linear_cross_entropy
-from .functional_losses import log_prob as log_prob
-from .functional_losses import log_prob_and_entropy as log_prob_and_entropy
+from .embedding import embedding
+from .functional_losses import cross_entropy, linear_cross_entropy, log_prob, log_prob_and_entropy
 from .functional_norms import Function, batch_normed, group_normed, norm_of_rows, rms_eps
 from .functional_promises import Accumulate, kept_module, said
 from .gated import GeGLU
 from .gelu import GELU, Approximation, gelu_activation
-from .linear import linear as linear
+from .linear import linear
 from .refused_calls import refusing
 from .rotary import RotaryEmbedding
 from .softmax import LogSoftmax, Softmax
+
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "batch_norm",
+    "cross_entropy",
+    "dropout_add_norm",
+    "embedding",
+    "geglu",
+    "gelu",
+    "group_norm",
+    "layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "log_prob",
+    "log_prob_and_entropy",
+    "log_softmax",
+    "rms_norm",
+    "rotary_embedding",
+    "softmax",
+    "swiglu",
+]
 
 _gelu, _geglu, _swiglu = kept_module(GELU), kept_module(GeGLU), kept_module(SwiGLU)
 _softmax, _log_softmax, _rotary = kept_module(Softmax), kept_module(LogSoftmax), kept_module(RotaryEmbedding)
@@ -243,8 +262,12 @@ def _softmaxed(
     is_log: bool,
 ) -> torch.Tensor:
     if promises is None and torch.compiler.is_compiling():
-        Function(name).check_plain(input=x)
-        return traced.softmax(x, mask, dim, scale, is_log=is_log)
+        function = Function(name)
+        function.check_plain(input=x)
+        function.check_numbers(int, dim=dim)
+        function.check_numbers(float, scale=scale)
+        if -x.ndim <= dim < x.ndim:
+            return traced.softmax(x, mask, dim, scale, is_log=is_log)
     return module(promises, dim, scale)(x, mask)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from ..arguments import expected_of
 from ..errors import ArgumentError, ModuleArgumentError, ModuleInputError, PromiseError
 from ..ir.promises import Promises
 from . import traced
@@ -33,33 +34,41 @@ class Function:
     def check_plain(self, **tensors: torch.Tensor | None) -> None:
         """Raise ModuleInputError for a dtype that is not computed in."""
         for argument, tensor in tensors.items():
-            try:
-                if tensor is not None and tensor.dtype not in SUPPORTED:
-                    raise self._refuse_dtype(argument, tensor)
-            except AttributeError:
-                raise self.refuse_type(argument, tensor) from None
+            dtype = getattr(tensor, "dtype", None)
+            if dtype not in SUPPORTED and tensor is not None:
+                self.check_type(argument, tensor)  # NumPy's arrays have a dtype too
+                raise self.refuse(argument, f"dtype {dtype}", "float64, float32, bfloat16 or float16")
+
+    def check_type(self, argument: str, tensor: object) -> None:
+        """Raise ModuleInputError for what is no tensor.
+
+        Not from the AttributeError of its use: Dynamo of torch 2.11 does not trace ``raise ... from None``.
+        """
+        if not isinstance(tensor, torch.Tensor):
+            raise ModuleInputError.of_type(self.name, argument, tensor, "a torch.Tensor")
+
+    def check_numbers(self, kind: type[int | float], **numbers: object) -> None:
+        """Raise ModuleArgumentError for what is no integer (``kind`` is int), or no number (float)."""
+        for argument, number in numbers.items():
+            if isinstance(number, bool) or not isinstance(number, (int, kind)):
+                raise ModuleArgumentError(self.name, argument, number, expected_of(kind))
 
     def shape_of(self, argument: str, tensor: torch.Tensor) -> torch.Size:
         """Raise ModuleInputError for what is no tensor."""
-        try:
-            return tensor.shape
-        except AttributeError:
-            raise self.refuse_type(argument, tensor) from None
+        shape = getattr(tensor, "shape", None)
+        if shape is None:
+            self.check_type(argument, tensor)
+        return cast("torch.Size", shape)
 
     def sizes(self, argument: str, given: Sequence[int]) -> tuple[int, ...]:
         """A shape that a caller has said.  Raises ArgumentError."""
         try:
-            return tuple(given)
+            sizes = tuple(given)
         except TypeError:
-            raise ArgumentError(self.name, argument, given, "a list of sizes") from None
-
-    def _refuse_dtype(self, argument: str, tensor: torch.Tensor) -> ModuleInputError:
-        if not isinstance(cast("object", tensor), torch.Tensor):  # NumPy's arrays have a dtype too
-            return self.refuse_type(argument, tensor)
-        return self.refuse(argument, f"dtype {tensor.dtype}", "float64, float32, bfloat16 or float16")
-
-    def refuse_type(self, argument: str, found: object) -> ModuleInputError:
-        return ModuleInputError.of_type(self.name, argument, found, "a torch.Tensor")
+            sizes = None
+        if sizes is None:
+            raise ArgumentError(self.name, argument, given, "a list of sizes")
+        return sizes
 
     def refuse(self, argument: str, found: str, expected: str) -> ModuleInputError:
         return ModuleInputError(self.name, argument, found, expected, "pass one that fits")
@@ -67,11 +76,10 @@ class Function:
     def shaped(self, parameters: Parameters, shape: Sequence[int]) -> None:
         """Raise ModuleInputError for a parameter of another shape."""
         for name, tensor in parameters.items():
-            try:
-                if tensor is not None and tuple(tensor.shape) != tuple(shape):
-                    raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
-            except AttributeError:
-                raise self.refuse_type(name, tensor) from None
+            found = getattr(tensor, "shape", None)
+            if tensor is not None and (found is None or tuple(found) != tuple(shape)):
+                self.check_type(name, tensor)
+                raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
 
 
 def rms_eps(name: str, eps: float | None, input: torch.Tensor) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -20,6 +20,9 @@ from .gradient_norm import added_up, check_finite, norm_type_of, root_of, scale_
 from .optim_errors import OptimizerTensorError
 from .tensor_lists import overlapping, stretches
 from .update_kernels import Clipping, Listed, UpdateKernels
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
 
 CALL = "AdamW.step"
 
@@ -98,17 +101,23 @@ class Update:
         return norm
 
     def _local_gradient(self, k: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Of a DTensor this rank's part.  Raises OptimizerTensorError for other placements than the parameter's."""
+        """Of a DTensor this rank's part, cut out where the gradient is whole and the parameter is sharded.
+
+        torch has such gradients of the table of a row-parallel embedding.  Raises OptimizerTensorError for those of
+        which this rank does not have the parameter's part.
+        """
         spec, placements = getattr(gradient, "_spec", None), self.placements[k]
         if spec is None and placements is None:
             return gradient
         if spec is None or spec is not self._specs[k]:
             found = None if spec is None else tuple(spec.placements)
-            if found is None or found != placements:
+            if found is None or placements is None or not _holds(found, placements):
                 name, has = f"the gradient of {self.parameters[k].name}", _shown(found)
                 advice = "call redistribute(placements=...) on it first, which adds partial sums up"
                 expected = f"the parameter's: {_shown(placements)}"
                 raise OptimizerTensorError(CALL, name, f"is {has}", expected, advice)
+            if found != placements:
+                return local_of(cast("Any", gradient).redistribute(placements=placements))
             self._specs[k] = spec
         return local_of(gradient)
 
@@ -186,6 +195,11 @@ def _factors(group: dict[str, Any], step: float) -> torch_update.Factors:
     return torch_update.Factors.of(
         step, float(group["lr"]), (beta1, beta2), group["eps"], group["weight_decay"], group["maximize"]
     )
+
+
+def _holds(found: Sequence[Placement], wanted: Sequence[Placement]) -> bool:
+    """Has a rank all that it needs for other placements?  Those of whole values, whatever they are to become."""
+    return all(f == w or (f.is_replicate() and not w.is_partial()) for f, w in zip(found, wanted, strict=True))
 
 
 def _shown(placements: tuple[object, ...] | None) -> str:

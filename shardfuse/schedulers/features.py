@@ -7,7 +7,7 @@ here, and look at the expressions of a segment no further.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 
 from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
@@ -190,8 +190,7 @@ class Features(Space):
             and not self.are_few_held
         )
         run = self.tuned.groups.short_run if is_read_twice else LINE_BYTES
-        found = as_columns(self, run // self.narrowest)
-        return self if found is self else on(found, self.device)
+        return as_columns(self, run // self.narrowest)
 
     @cached_property
     def columns(self) -> tuple[int, int]:
@@ -206,20 +205,7 @@ class Features(Space):
 
 def on(space: Space, device: Device) -> Features:
     """``space`` on ``device``."""
-    return Features(
-        space.segment,
-        space.x,
-        space.r,
-        space.atoms,
-        space.pieces,
-        space.phase,
-        space.is_inner,
-        space.walked,
-        space.inside,
-        space.grouped,
-        space.sides,
-        device=device,
-    )
+    return Features(**{f.name: vars(space)[f.name] for f in fields(Space)}, device=device)
 
 
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn

@@ -23,9 +23,9 @@ _INPUTS = 2
 
 
 def lagged_group(space: Features, *, are_few_held: bool = False) -> Schedule | None:
-    """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
+    """A group that reads its next row before it waits for this one; ``None`` where that does not pay.
 
-    ``space``: of the segment with its statistics joined.  ``are_few_held``: may a small team hold each row instead?
+    ``space``: of the segment with its statistics joined.  ``are_few_held``: may a small group hold each row instead?
     RMSNorm of 4096 x 65536, bfloat16, took 284 us on an H200 so, 323 us where programs wait for the row that they have
     just read; the gradient of batch norm of 64 x 64 x 112 x 112, float16, 110 and 165, batch norm of 32 x 256 x 56 x 56
     34 and 57.
@@ -72,7 +72,7 @@ def lagged_group(space: Features, *, are_few_held: bool = False) -> Schedule | N
 
 @dataclass(frozen=True)
 class _LaggedForm:
-    """How a late team holds a row.
+    """How a lagged group holds a row.
 
     ``width``: elements of a load.  ``rows``: that it reads before it waits for one.  ``is_folded``: it takes a variance
     in load by load.  ``is_aligned``: it reads from the beginning of the word that the row begins in.
@@ -89,7 +89,7 @@ class _LaggedForm:
 
 
 def _lagged_form(space: Features, vectors: Sequence[BoundTensor]) -> _LaggedForm | None:
-    """``None`` where no team holds a row.  ``vectors``: beside rows, along all of them."""
+    """``None`` where no group holds a row.  ``vectors``: beside rows, along all of them."""
     device, tuned, walked = space.device, space.tuned.lagged, space.streamed
     kinds: set[StatisticKind] = {e.op.kind for e in space.segment.exprs if isinstance(e.op, Statistic)}
     dtype, n = walked[0].dtype, space.reduced
@@ -131,7 +131,7 @@ def _few_members(kinds: set[StatisticKind], held: int, copied: int, device: Devi
 
 
 def _lagged_size(row: int, few: int, device: Device) -> tuple[int, int, int] | None:
-    """Warps of a program, members of a team, and registers of a thread, for a row of so many bytes.
+    """Warps of a program, members of a group, and registers of a thread, for a row of so many bytes.
 
     ``None`` where it is too long.  ``few``: how many members have few registers.
     """

@@ -28,8 +28,8 @@ def power_of_two(n: int) -> int:
 
 
 def power_of_two_within(n: int) -> int:
-    """The largest power of two that is at most ``n``, which is 1 or more."""
-    return 1 << (n.bit_length() - 1)
+    """The largest power of two that is at most ``n``; 0 where that is 0."""
+    return power_of_two(n + 1) // 2
 
 
 def in_powers_of_two(n: int) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ from ..device import Device
 from ..segments.segment import Segment
 from .features import Features, features, reduction_or_refusal
 from .lagged_group import lagged_group
-from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two
+from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, power_of_two_within
 from .plan import KernelPlan, kernel_name
 from .resources import within_shared
+from .row_groups import looping_group, paired_group
 from .schedule import Access, Launch, Loop, Schedule, Tile
-from .team import looping_team, paired_team
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -26,13 +26,13 @@ def why_not(segment: Segment, device: Device) -> str | None:
 def propose(segment: Segment, device: Device) -> Schedule:
     """Whole rows, or columns as wide as a warp's load.
 
-    Of rows whose variance is wanted, a late team holds what loops would read twice: group norm of 1 x 512 x 256 x 256,
-    float16, took 47 us on an H200 so, 58 us in a loop.
+    Of rows whose variance is wanted, a lagged group holds what loops would read twice: group norm of 1 x 512 x 256 x
+    256, float16, took 47 us on an H200 so, 58 us in a loop.
     """
     space = features(segment, device)
     joined = space.joined
     if joined.is_variance and joined.rereads and space.why_no_exchange is None:
-        held = paired_team(joined) or lagged_group(joined)
+        held = paired_group(joined) or lagged_group(joined)
         if held is not None:
             return held
     space = space.in_columns
@@ -40,7 +40,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if space.is_inner and space.takes_one_walk:
         schedule = schedule.with_stages(1)  # few registers: all warps are resident, and hide their loads
     if space.why_no_exchange is None:
-        schedule = within_shared(space, looping_team(space, schedule))
+        schedule = within_shared(space, looping_group(space, schedule))
     return schedule if schedule.group else aligned(space, schedule) or schedule
 
 
@@ -76,7 +76,7 @@ def in_loop(space: Features) -> Schedule:
         columns, lanes = space.columns
         widths = in_powers_of_two(columns)
         row = sum(widths) * max(space.element_bytes, 1)  # there may be none
-        r_block = power_of_two(tuned.grouped_bytes // row + 1) // 2 or 1
+        r_block = power_of_two_within(tuned.grouped_bytes // row) or 1
         fold = _folded(space, r_block * widths[0] // WARPS, r_block)
         return Schedule(Tile(lanes, r_block, columns), Loop(fold), launch=Launch(WARPS))
     return down_columns(space, tuned.each)

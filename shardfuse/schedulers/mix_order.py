@@ -28,7 +28,7 @@ from ..segments.segment import Segment, leading_to, segment_of
 from ..segments.space import Atoms, Space, cut_into_atoms, listed, lost, storage_order
 from . import pointwise, reduction
 from .features import Features, features, itemsizes, on
-from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two
+from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
@@ -65,11 +65,11 @@ def why_not(segment: Segment, device: Device) -> str | None:
     found = (
         f"a row of {mixed.space.reduced} elements takes {registers:g} registers each, more than a multiprocessor has"
     )
-    return f"{found}; of a team, {refusal}"
+    return f"{found}; of a group, {refusal}"
 
 
 def propose(segment: Segment, device: Device) -> Schedule:
-    """As many rows under way as registers and shared memory hold; a team for each that no program holds."""
+    """As many rows under way as registers and shared memory hold; a group for each that no program holds."""
     segment = added_sums(segment)
     mixed = analyse_mixed(segment, device)
     assert not isinstance(mixed, str), mixed
@@ -81,7 +81,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     blocks = -(-walked // rows)
     samples = prod(a.extent for a in space.x if a not in space.walked)
     wanted = max(device.multiprocessors * tile.programs // samples, 1)
-    splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
+    splits = wanted if blocks >= wanted else power_of_two_within(blocks)
     again = 0 if tile.keeps else space.reduced * itemsizes(space.beside)  # as each row's loads
     own = tile.registers(device)
     return Schedule(
@@ -320,7 +320,7 @@ def _tile(mixed: Mixed) -> _Tile | None:
     tiles = [_Tile(1, warps, programs, True) for programs in most if 0 < programs <= tuned.programs]
     if warps == 1:
         shared = WARPS if 2 * n > tuned.each * WARP and _turns(space) < tuned.many_turns else WARPS // 2
-        rows = power_of_two(tuned.each * WARP * shared // n + 1) // 2
+        rows = power_of_two_within(tuned.each * WARP * shared // n)
         tiles = [_Tile(rows >> k, shared, tuned.resident // shared, True) for k in range(rows.bit_length())]
     last = _Tile(1, max(warps, WARPS), 1, True)
     for tile in (*tiles, last, replace(last, keeps=False)):

@@ -15,8 +15,8 @@ from .features import Features, features, reduction_or_refusal
 from .lagged_group import lagged_group
 from .limits import MAX_WARPS, WARP, WIDEST_LOAD, WIDEST_WARPS, power_of_two, power_of_two_within, vector
 from .plan import KernelPlan, kernel_name
+from .row_groups import columns_held_by_group, held_by_group, paired_group, why_not_held
 from .schedule import Access, Launch, Registers, Schedule, Tile
-from .team import columns_held_by_team, held_by_team, paired_team, why_not_held
 
 UNPACKED = (DataType.BFloat16, DataType.Half)
 """Types that are held two in a word."""
@@ -63,13 +63,13 @@ def ways(segment: Segment, device: Device) -> Iterator[Schedule]:
 
 def _forms(space: Features) -> Iterator[Schedule | None]:
     if space.grouped:
-        yield columns_held_by_team(space)
+        yield columns_held_by_group(space)
         return
     yield packed_row(space)
-    yield paired_team(space.joined)
+    yield paired_group(space.joined)
     if too_long(space) is not None:
         yield lagged_group(space.joined, are_few_held=space.are_few_held)
-        yield held_by_team(space)
+        yield held_by_group(space)
         return
     yield _invariant_row(space)
     yield _all_at_once(space)
@@ -121,7 +121,7 @@ def _columns(space: Features) -> Schedule:
     if r_block <= tuned.short:
         return Schedule(Tile(power_of_two_within(min(max(tuned.tile // (r_block * held), 16), 256)), r_block))
     warps = 4 if r_block <= tuned.longest // 2 else 8
-    fits = power_of_two(tuned.tall_tile // (space.reduced * held) + 1) // 2
+    fits = power_of_two_within(tuned.tall_tile // (space.reduced * held))
     columns = power_of_two_within(max(min(fits, tuned.tall_lanes * warps * WARP // (r_block * held)), 16))
     return Schedule(Tile(min(columns, kept), r_block), launch=Launch(warps))
 
@@ -137,7 +137,7 @@ def _chain(space: Features, held: int, loads: int) -> Schedule:
     few, wanted = (power_of_two(-(-loads // (each * WARP))) for each in (tuned.rows.short, tuned.chains.held))
     warps = min(max(min(few, tuned.chains.warps), wanted), MAX_WARPS)
     block = min(_row_chunk(space, warps), power_of_two(n))
-    rows = power_of_two(tuned.chains.rows_held * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
+    rows = power_of_two_within(tuned.chains.rows_held * WARP * warps // (n * held)) if warps < MAX_WARPS else 1
     most = min(2 if n % block else rows, space.rows_alike)
     return Schedule(Tile(max(min(rows, most), 1), block), launch=Launch(warps))
 
@@ -168,7 +168,7 @@ def _pair(space: Features) -> Schedule | None:
 def packed_row(space: Features) -> Schedule | None:
     """One program for each row, whose registers hold its bits; ``None`` where that does not fit or pay.
 
-    Softmax of 8192 x 32768, bfloat16, took 254 us on an H200 so, held as float32 321; its gradient 371, by a team 502;
+    Softmax of 8192 x 32768, bfloat16, took 254 us on an H200 so, held as float32 321; its gradient 371, by a group 502;
     the gradient of a batch norm of 16 x 512 x 28 x 28, float16, 17.1, held as float32 19.6.
     """
     device, tuned = space.device, space.tuned.packed
@@ -261,7 +261,7 @@ def _used(n: int, block: int) -> float:
 
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
-    """One kernel.  A team exchanges what belongs together at once."""
+    """One kernel.  A group exchanges what belongs together at once."""
     space = features(segment, device)
     if schedule.group or schedule.is_packed:
         space = space.joined

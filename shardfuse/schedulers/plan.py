@@ -89,6 +89,12 @@ class KernelPlan:
         return self.space.device
 
     @property
+    def rank_exchange(self) -> RankExchange:
+        """What its ranks exchange, of a kernel whose ranks do."""
+        assert self.exchange is not None, f"ranks of {self.name} exchange nothing"
+        return self.exchange
+
+    @property
     def is_pair(self) -> bool:
         """Does each program take two long rows, all of its threads along each?"""
         schedule, space = self.schedule, self.space

@@ -44,15 +44,9 @@ LEFT_FREE = 32
 _WARPS, _MANY_WARPS = 16, 32
 """Warps of a multiprocessor that are resident whatever the compiler does, as a thread is given no more registers than
 its registers divided by them: 128 and 64 on an H200.  The first holds the longest rows without a spill."""
-_HELD = 32
-"""Values of a row, as float32 in registers, of a thread of ``_MANY_WARPS``: half of the registers that it has then.
-Of more than two ranks fewer, as the address of each one's slots takes two."""
-_INDEXED = 32
-"""Values of a row of a thread of ``_WARPS``, where each is compared with its place, as that of a target is: with more,
-or with as many of ``_MANY_WARPS``, the compiler spills 264 to 696 bytes of a thread (sm_90)."""
 _SHORT = 16
 """Values of a short row that a thread holds: two loads of 16 bytes of a 16-bit type, under way at once."""
-_MOST_RANKS = 8
+MOST_RANKS = 8
 """Ranks that each other rank stores to: GPUs of a host that NVLink joins.  Source: NVIDIA HGX H200."""
 MOST_READ = 64 << 20
 """Bytes of what a rank has of a tensor up to which a kernel that waits with its rows in registers was measured to be
@@ -91,8 +85,8 @@ def exchanged(
         return "it is over other ranks than the statistics before"
     if known is not None and known.sent is not None:
         return "the kernel before sends a tensor"
-    if mesh.extent(parallel_type) > _MOST_RANKS:
-        return f"{mesh.extent(parallel_type)} ranks are more than {_MOST_RANKS}"
+    if mesh.extent(parallel_type) > MOST_RANKS:
+        return f"{mesh.extent(parallel_type)} ranks are more than {MOST_RANKS}"
     sums = {e.tensors[0]: e for e in call.exprs}
     outside = frozenset(needed)
     for partial, total in sums.items():
@@ -147,7 +141,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     refusal = too_long(space)
     if refusal is not None:
         return refusal
-    if exchange.sent is None and _is_indexed(segment, space) and space.reduced > _INDEXED * WARP * _WARPS:
+    if exchange.sent is None and _is_indexed(segment, space) and space.reduced > _indexed_held(device) * WARP * _WARPS:
         return f"a row of {space.reduced} elements, with their places, is more than registers hold"
     if space.kept > _MOST_ROWS:
         return f"{space.kept} rows are more than {_MOST_ROWS}"
@@ -203,9 +197,23 @@ def _is_indexed(segment: Segment, space: Space) -> bool:
     return any(isinstance(e.op, Iota) and space.has_r(e.output) for e in segment.exprs)
 
 
-def _indexed(schedule: Schedule, space: Space) -> Schedule:
+def _held(device: Device, warps: int) -> int:
+    """Registers of a thread that hold a row, where it has all that so many resident warps leave it: half of them."""
+    return device.bound(warps) // 2
+
+
+def _indexed_held(device: Device) -> int:
+    """Elements of a row of a thread of ``_WARPS``, where each is compared with its place, as that of a target is.
+
+    Element and place take a register each: with more, or with as many of ``_MANY_WARPS``, the compiler spills 264 to
+    696 bytes of a thread (sm_90).
+    """
+    return _held(device, _WARPS) // 2
+
+
+def _indexed(schedule: Schedule, space: Features) -> Schedule:
     """``schedule`` with so many warps that threads hold a row with the places of its elements."""
-    warps = max(schedule.launch.warps, power_of_two(-(-space.reduced // (_INDEXED * WARP))))
+    warps = max(schedule.launch.warps, power_of_two(-(-space.reduced // (_indexed_held(space.device) * WARP))))
     return replace(schedule, launch=replace(schedule.launch, warps=min(warps, _WARPS), registers=None))
 
 
@@ -253,12 +261,12 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     is_indexed = found.exchange.sent is None and _is_indexed(segment, space)
     schedule = _indexed(schedule, space) if is_indexed else schedule
     launch = schedule.launch
-    programs, registers = free * max(_WARPS // launch.warps, 1), device.registers // (_WARPS * WARP)
+    programs, registers = free * max(_WARPS // launch.warps, 1), device.bound(_WARPS)
+    # of more than two ranks the address of each one's slots takes two registers
     held = schedule.kept * space.reduced / (launch.warps * WARP) + 2 * (found.exchange.ranks - 2)
     held *= 1 + is_indexed
-    if held <= _HELD and space.kept > programs * schedule.kept:
-        programs = free * max(_MANY_WARPS // launch.warps, 1)
-        registers = device.registers // (_MANY_WARPS * WARP)
+    if held <= _held(device, _MANY_WARPS) and space.kept > programs * schedule.kept:
+        programs, registers = free * max(_MANY_WARPS // launch.warps, 1), device.bound(_MANY_WARPS)
     launch = replace(launch, registers=min(launch.registers or registers, registers))
     is_by_rows = found.exchange.sent is not None and is_in_rows(space)
     is_claimed = programs > free and space.kept > free * schedule.kept

@@ -25,11 +25,9 @@ from ..ir.op import OfRank, Reshard, Squeeze, Window
 from ..ir.window import Read
 from ..segments.segment import Segment
 from .plan import RankExchange
-from .rank_exchange import Exchanged
+from .rank_exchange import MOST_RANKS, Exchanged
 
 _SENT = (DataType.Half, DataType.BFloat16)
-_MOST_RANKS = 8
-"""Ranks that gather inside of a kernel, at most."""
 
 
 def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Exchanged | str:
@@ -50,7 +48,7 @@ def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Ex
     ranks = mesh.extent(found.mesh_dim)
     if source.dtype not in _SENT or source.domain.logical[0] != source.domain.digits_on(found.mesh_dim):
         return "what is gathered are no 16-bit summands of the ranks"
-    if whole in frozenset(needed) or ranks > _MOST_RANKS:
+    if whole in frozenset(needed) or ranks > MOST_RANKS:
         return "something else reads what is gathered"
     pieces = _pieces(after, whole, ranks)
     if pieces is None:

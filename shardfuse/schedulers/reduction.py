@@ -22,7 +22,7 @@ from ..ops.table import POINTWISE
 from ..segments.segment import Segment, segment_of
 from ..segments.space import stored_atoms
 from .features import Features, features, reduction_or_refusal
-from .limits import MAX_WARPS, WARP, WARPS, WIDEST_WARPS, power_of_two, vector
+from .limits import MAX_WARPS, WARP, WARPS, WIDEST_WARPS, power_of_two, power_of_two_within, vector
 from .looped import down_columns, in_loop
 from .persistent import in_registers
 from .plan import KernelPlan, kernel_name, one_launch
@@ -100,7 +100,7 @@ def _rows(space: Features) -> Schedule:
     if len(inputs) > 1 and warps > 2 * WARPS:
         # fewer registers: the weight gradients of a group norm of 2 x 960 x 96 x 96 took 27 us so, else 36
         warps, loads = warps // 2, 2
-    several = power_of_two(WARPS * WARP * each // power_of_two(n) + 1) // 2
+    several = power_of_two_within(WARPS * WARP * each // power_of_two(n))
     if several > WARPS or n <= WARP * width:
         return in_registers(space).sized(kept=max(several, 1))
     rows = max(WARPS // warps, 1)

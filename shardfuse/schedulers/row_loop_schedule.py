@@ -1,7 +1,7 @@
 """lagged_row_loop: how groups loop over rows that no program holds, and add up columns as they go (``mix_order``).
 
-A member has its columns of all rows of its team, so that sums of columns stay in its registers, and reads rows before
-it asks for the statistics of those that it has (``codegen/lagged_walk.py``).
+A member has its columns of all rows of its group, so that sums of columns stay in its registers, and reads rows before
+it asks for the statistics of those that it has (``codegen/lagged_row_loop.py``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Row:
 
 
 def why_no_lagged_loop(space: Features, columns: Sequence[Expr]) -> str | None:
-    """Why no team walks the rows of ``segment``.  ``columns``: its reductions down columns."""
+    """Why no group walks the rows of ``segment``.  ``columns``: its reductions down columns."""
     if space.why_no_exchange is not None:
         return space.why_no_exchange
     if space.has_windows or space.segment.has_indices:
@@ -78,7 +78,7 @@ def why_no_lagged_loop(space: Features, columns: Sequence[Expr]) -> str | None:
         return "two rows take more registers than there are"
     longest = MAX_MEMBERS * row.share(row.shape[-1])
     if n > longest:
-        return f"{n} elements are more than {longest}, what a team of {MAX_MEMBERS} programs holds"
+        return f"{n} elements are more than {longest}, what a group of {MAX_MEMBERS} programs holds"
     schedule = lagged_row_loop(space, columns)
     if space.kept * schedule.members < space.tuned.row_loops.lagged_turns * schedule.programs:
         return f"{space.kept} rows are few"
@@ -86,7 +86,7 @@ def why_no_lagged_loop(space: Features, columns: Sequence[Expr]) -> str | None:
 
 
 def is_in_pairs(space: Features, columns: Sequence[Expr]) -> bool:
-    """Do teams hold two rows of a turn whole, so that they beat a program of 16 warps that loads weights every row?
+    """Do groups hold two rows of a turn whole, so that they beat a program of 16 warps that loads weights every row?
 
     LayerNorm's backward of 4096 x 12288, bfloat16, took 90 us on an H200 so, and 101; of 16384 x 12288 308 and 356.
     """
@@ -94,7 +94,7 @@ def is_in_pairs(space: Features, columns: Sequence[Expr]) -> bool:
 
 
 def lagged_row_loop(space: Features, columns: Sequence[Expr]) -> Schedule:
-    """Teams as small as hold a row, as many as are resident; of a smaller GPU, the one that fits.
+    """Groups as small as hold a row, as many as are resident; of a smaller GPU, the one that fits.
 
     One launch and two took as long on an H200: of RMSNorm's backward of 8192 x 32768, bfloat16, 399 and 405 us, of
     LayerNorm's of 2048 x 32768 124 and 122, of 512 x 32768 44.6 and 47.0.
@@ -104,12 +104,12 @@ def lagged_row_loop(space: Features, columns: Sequence[Expr]) -> Schedule:
     registers, rows, loads = row.shape
     programs = resident(device, WARPS, registers)
     members = min(-(-space.reduced // row.share(loads)), programs)
-    teams = programs // members
+    groups = programs // members
     copied = rows * -(-space.reduced // members) * row.element.rows * (programs // device.multiprocessors)
     return Schedule(
         RowLoop(rows, row.share(1)),
-        group=Group(members, teams * members, Lagged()),
-        split=Split(teams, in_one_launch=may_be_stages(space.segment)),
+        group=Group(members, groups * members, Lagged()),
+        split=Split(groups, in_one_launch=may_be_stages(space.segment)),
         launch=Launch(WARPS, stages(copied, LAUNCH.stages, device), registers),
     )
 

@@ -10,7 +10,7 @@ from ..ir.op import Factory, Pick, Reduce, Statistic
 from ..segments.segment import Segment
 from ..segments.space import Space
 from .features import carried
-from .limits import WARP
+from .limits import WARP, power_of_two_within
 from .plan import KernelPlan, RankExchange
 from .schedule import Registers, Schedule, Tile
 
@@ -57,7 +57,7 @@ def members_of(segment: Segment, space: Space, free: int) -> int:
         return 1
     if any(carried(e) is not DataType.Float for e in segment.exprs if isinstance(e.op, Reduce)):
         return 1  # a word holds a float32
-    members = min(MOST_MEMBERS, 1 << max(free // space.kept, 1).bit_length() - 1)
+    members = min(MOST_MEMBERS, power_of_two_within(max(free // space.kept, 1)))
     while members > 1 and space.reduced % (members * _LEAST_WARPS * WARP * _EACH):
         members //= 2
     return members
@@ -69,8 +69,7 @@ def for_words(schedule: Schedule, space: Space, members: int) -> Schedule:
     Few rows are bounded by latency, and load all before they wait; many by registers, and load weights at their end.
     """
     each = _OF_ROWS if is_in_rows(space) else _EACH
-    warps = min(schedule.launch.warps, max(space.reduced // members // (each * WARP), 1))
-    warps = 1 << (warps.bit_length() - 1)
+    warps = power_of_two_within(min(schedule.launch.warps, max(space.reduced // members // (each * WARP), 1)))
     while members > 1 and space.reduced // members % (warps * WARP * _EACH):
         warps //= 2  # elements of a block beyond a member's part are the next one's
     order, launch = Tile(1, warps * WARP * _EACH), replace(schedule.launch, warps=warps)
@@ -79,8 +78,7 @@ def for_words(schedule: Schedule, space: Space, members: int) -> Schedule:
 
 def member_words(plan: KernelPlan) -> int:
     """64-bit words of a set of slots in which the programs of each row give each other their parts of reductions."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = plan.rank_exchange
     if exchange.members == 1:
         return 0
     return len([e for e in plan.segment.exprs if isinstance(e.op, Reduce)]) * plan.space.kept * exchange.members
@@ -98,6 +96,5 @@ def flags_of_rows(exchange: RankExchange) -> int:
 
 def words_of_rows(plan: KernelPlan) -> int:
     """64-bit words of each rank's slots for rows, with their flags."""
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
+    exchange = plan.rank_exchange
     return flags_of_rows(exchange) + 2 * exchange.programs * (exchange.ranks - 1) * row_elements(plan) // 4

@@ -17,8 +17,8 @@ from .limits import WARP, power_of_two, power_of_two_within
 from .persistent import in_registers
 from .plan import may_be_stages
 from .resources import REGISTER, resident, within_shared
+from .row_groups import halved
 from .schedule import Loop, Schedule, Split, Tile
-from .team import halved
 
 
 def evenly(space: Features, schedule: Schedule, wanted: int, side_by_side: int = 1) -> Schedule:
@@ -113,7 +113,7 @@ def fitting(finish: Schedule, first: Schedule, words: int) -> Schedule:
     they spilled 1568 bytes.
     """
     registers = (first.launch.registers or MAX_REGISTERS) // 2
-    most = power_of_two(first.launch.warps * WARP * registers // words + 1) // 2
+    most = power_of_two_within(first.launch.warps * WARP * registers // words)
     if finish.kept * finish.reduced <= most:
         return finish
     lanes = max(most // finish.reduced, min(finish.kept, SECTOR_BYTES // REGISTER // words))

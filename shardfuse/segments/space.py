@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
+from typing import TypeVar
 
 from ..device import WARP
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine, root_of
@@ -127,7 +128,10 @@ class Space:
         return any(phase and self.has_r(t) for t, phase in self.phase.items())
 
 
-def as_columns(space: Space, line: int) -> Space:
+Spaces = TypeVar("Spaces", bound=Space)
+
+
+def as_columns(space: Spaces, line: int) -> Spaces:
     """Where kept elements are short runs of memory (less than ``line`` elements), the runs as columns side by side.
 
     Groups of channels of a channels-last tensor, ``r = (h, w, c), x = (n, g)``, become ``r = (h, w), x = (n, g, c)``: a

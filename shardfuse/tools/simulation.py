@@ -292,6 +292,17 @@ class _SharedStore(Store):
         return self.inner.delete_key(key)
 
 
+def install_threaded_group() -> None:
+    """Give torch.distributed a world for each thread, until torch's own ``_uninstall_threaded_pg`` is called."""
+    if not torch.cuda.is_available():
+        # Fake tensors of a CUDA build without a GPU replace its device guard, once for the process, by one that lives
+        # as long as the thread that was the first (torch 2.11): not a rank's, or the next fake tensor is a crash.
+        cast(Any, torch)._C._ensureCUDADeviceGuardSet()
+    world = _threads._install_threaded_pg()
+    if not hasattr(world, "comms"):  # torch 2.11's has none, although `destroy_process_group` reads them
+        world.comms = []  # of torchcomms, which a threaded group has none of in any version
+
+
 @contextmanager
 def _threaded_world(baton: _Baton) -> Generator[None]:
     """torch.distributed with a world of its own for each thread, as torch's tests have it, while the body runs."""
@@ -307,7 +318,7 @@ def _threaded_world(baton: _Baton) -> Generator[None]:
             sleep(seconds)
 
     _isolate_threads(True)
-    _threads._install_threaded_pg()
+    install_threaded_group()
     _threads.Collective.join, time.sleep = join_without_baton, sleep_without_baton
     try:
         yield

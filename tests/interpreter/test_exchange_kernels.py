@@ -17,7 +17,7 @@ from exchange_cases import KINDS, LOSS, PARTIAL, Ranks, define, expected, inputs
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen.claims import within
-from shardfuse.codegen.sending_rows import GONE
+from shardfuse.codegen.exchange_functions import GONE
 from shardfuse.codegen.source import KernelSource
 from shardfuse.device import H200
 from shardfuse.ir.expr import BoundTensor

@@ -11,7 +11,7 @@ from interpreted import values
 from torch_answers import assert_like
 
 from shardfuse import DataType, FusionDefinition
-from shardfuse.codegen.source import KernelSource
+from shardfuse.codegen.source import KernelSource, MemoryAccess
 from shardfuse.errors import InputError
 from shardfuse.executor import aliasing, in_place_writes
 from shardfuse.executor.in_place_writes import reads_before_it_writes
@@ -152,32 +152,32 @@ def test_what_others_read_is_written_at_the_end(reader: str) -> None:
         assert "copy_all(" in host_program(fd)
 
 
-SOURCE = """
-import triton.language as tl
-def kernel(T0_ptr, T1_ptr, n):
-    c = tl.arange(0, 128)
-    {}
-"""
-
-
 @pytest.mark.parametrize(
-    ("lines", "may"),
+    ("accesses", "may"),
     [
-        (["a = tl.load(T0_ptr + c)", "tl.store(T1_ptr + c, a)"], True),
-        (["a = tl.load(T0_ptr + c, mask=c < n)", "b = tl.load(T0_ptr + 128 + c)",
-          "tl.store(T1_ptr + c, a)", "tl.store(T1_ptr + 128 + c, b)"], True),
-        (["a = tl.load(T0_ptr + c)", "tl.store(T1_ptr + c, a)", "b = tl.load(T0_ptr + c)"], False),  # read again
-        (["a = tl.load(T0_ptr + n - c)", "tl.store(T1_ptr + c, a)"], False),  # another's element
-        (["a = tl.load(T0_ptr + c)", "b = tl.load(T0_ptr)", "tl.store(T1_ptr + c, a + b)"], False),
-        (["p = T0_ptr + c", "a = tl.load(p)", "tl.store(T1_ptr + c, a)"], False),  # not seen where it is read
-        (["a = tl.load(T0_ptr + c)", "tl.atomic_add(T1_ptr + c, a)"], False),
+        (["load T0_ptr + c", "store T1_ptr + c"], True),
+        (["load T0_ptr + c", "load T0_ptr + 128 + c", "store T1_ptr + c", "store T1_ptr + 128 + c"], True),
+        (["load T0_ptr + c", "store T1_ptr + c", "load T0_ptr + c"], False),  # read again
+        (["store T1_ptr + c", "load T0_ptr + c"], False),  # too late
+        (["load T0_ptr + n - c", "store T1_ptr + c"], False),  # another's element
+        (["load T0_ptr + c", "load T0_ptr", "store T1_ptr + c"], False),
+        (["load T0_ptr + c", "prefetch T0_ptr + n", "store T1_ptr + c"], False),
+        (["load T0_ptr + c", "next stage", "store T1_ptr + c"], False),  # by another program
+        (["load T2_ptr + c", "next stage", "load T0_ptr + c", "store T1_ptr + c"], True),
     ],
-)  # fmt: skip
-def test_what_a_kernel_may_write_over(lines: list[str], may: bool) -> None:
-    x, y = (BoundTensor(name, F, BoundDomain(())) for name in ("T0", "T1"))
-    source = KernelSource("kernel", SOURCE.format("\n    ".join(lines)), (x, y), (), (), 1, 4, 1)
+)
+def test_what_a_kernel_may_write_over(accesses: list[str], may: bool) -> None:
+    tensors = {f"T{k}_ptr": BoundTensor(f"T{k}", F, BoundDomain(())) for k in range(3)}
+    stages: list[list[MemoryAccess]] = [[]]
+    for text in accesses:
+        kind, pointer = text.split(" ", 1)
+        if kind == "next":
+            stages.append([])
+        else:
+            stages[-1].append(MemoryAccess(kind, tensors[pointer.split()[0]], pointer))
+    x, y, other = tensors.values()
+    source = KernelSource("kernel", "", (x, y), (), (), 1, 4, 1, accesses=tuple(map(tuple, stages)))
     assert reads_before_it_writes(source, x, y) is may
-    other = BoundTensor("T2", F, BoundDomain(()))
     assert reads_before_it_writes(source, other, y), "what it does not read"
     assert not reads_before_it_writes(source, x, other), "what it does not write by that name"
 

@@ -298,7 +298,7 @@ def too_long() -> Segment:
         (two_ways_along_rows, "some reductions take i2, others i1, i2"),
         (
             too_long,
-            "a row of 65536 elements takes 5 registers each, more than a multiprocessor has; of a team, "
+            "a row of 65536 elements takes 5 registers each, more than a multiprocessor has; of a group, "
             "3 reductions of a row follow one another",
         ),
     ],

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn import Parameter
 
 from benchmarks.roundings import assert_near
@@ -182,6 +183,47 @@ def test_partial_gradients_are_refused_on_every_rank(pg) -> None:
         with pytest.raises(OptimizerTensorError, match=r"gradient of parameter 0.*\(Partial.*the parameter's.*R"):
             optim.AdamW([p], max_norm=max_norm).step()
     assert torch.equal(p.to_local(), before)
+
+
+def test_a_whole_gradient_of_a_sharded_parameter_is_cut(pg, reductions: list[int]) -> None:
+    """As torch has it of a row-parallel embedding's table, of which rows are replicated."""
+    where = spread(meshes(pg))
+    full = [Parameter(t.double()) for t in drawn(0, pg.device)]
+    own = [Parameter(t) for t in distributed(drawn(0, pg.device), where)]
+    optimizer, reference = optim.AdamW(own, lr=1e-2, max_norm=0.5), torch.optim.AdamW(full, lr=1e-2)
+    for step in range(STEPS):
+        whole = drawn(1 + step, pg.device)
+        replicated = [(mesh, [Replicate()] * len(placements)) for mesh, placements in where]
+        for p, q, g, d in zip(own, full, whole, distributed(whole, replicated), strict=True):
+            give(p, d)
+            q.grad = g.double()
+        reductions.clear()
+        torch.nn.utils.clip_grad_norm_(full, 0.5)
+        optimizer.step()
+        reference.step()
+        assert reductions == [1], "what is cut out is not sent"
+    check_pieces(own, full, where)
+
+
+def test_a_row_parallel_embedding_is_stepped(pg) -> None:
+    line = line_of(pg)
+    torch.manual_seed(0)
+    full = torch.nn.Embedding(7, 4, device=pg.device)
+    own = torch.nn.Embedding(7, 4, device=pg.device)
+    own.load_state_dict(full.state_dict())
+    rows = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False)
+    parallelize_module(own, line, rows)
+    indices = torch.tensor([[0, 6, 2, 3], [3, 3, 1, 6]], device=pg.device)
+    optimizer, reference = optim.AdamW(own.parameters(), max_norm=0.5), torch.optim.AdamW(full.parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        own(indices).square().sum().full_tensor().backward()
+        optimizer.step()
+        reference.zero_grad()
+        full(indices).square().sum().backward()
+        torch.nn.utils.clip_grad_norm_(full.parameters(), 0.5)
+        reference.step()
+    check_pieces(list(own.parameters()), list(full.parameters()), [(line, [Shard(0)])])
 
 
 def test_a_norm_that_is_not_finite_is_told_on_every_rank(pg) -> None:

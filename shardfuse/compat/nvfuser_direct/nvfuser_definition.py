@@ -23,7 +23,7 @@ from shardfuse.compat.nvfuser_direct.operations import Operations
 from shardfuse.compat.nvfuser_direct.values import TensorView, Val, plain
 from shardfuse.executor.binding import Argument
 from shardfuse.frontend import definition as native
-from shardfuse.frontend.repro import Described, repro_script, reproduced
+from shardfuse.frontend.repro import described, repro_script, reproduced
 from shardfuse.frontend.validation import validated
 from shardfuse.ir.dtype import DataType as NativeDataType
 from shardfuse.ir.scalar import Scalar
@@ -111,7 +111,7 @@ class FusionDefinition:
         self._guard: FusionGuard | None = None
         self._fusion: Fusion | None = None
         self.sched = Schedule()
-        self._described: list[Described] | None = None
+        self._described: list[str] | None = None
 
     # the definition
 
@@ -194,7 +194,7 @@ class FusionDefinition:
     ) -> list[torch.Tensor]:
         """Run on this rank's tensors."""
         if save_repro_inputs:
-            self._described = [Described.of(v) for v in inputs]
+            self._described = [described(v) for v in inputs]
         assert not hasattr(self, "ke"), "KernelExecutor already exists! Use manual_execute() to execute the fusion."
         if "fec" not in self.__dict__:
             is_valid, message = self.validate_definition()
@@ -242,8 +242,8 @@ class FusionDefinition:
     # text
 
     def repro_script_for(self, inputs: Sequence[Argument] | None = None) -> str:
-        described = None if inputs is None else [Described.of(v) for v in inputs]
-        return repro_script(self, described, module="nvfuser_direct")
+        given = None if inputs is None else [described(v) for v in inputs]
+        return repro_script(self, given, module="nvfuser_direct")
 
     def last_repro_script(self) -> str:
         assert self._described is not None, (

@@ -17,12 +17,12 @@ from .accumulators import accumulator
 from .bodies import load_and_compute
 from .combining import accumulate
 from .emitter import Emitter
-from .indexing import dynamic_terms, groups, integer, promise
+from .indexing import dynamic_terms, groups, integer, plus, promise
 from .statements import Loop, Statement, Writer
 from .tile import X_SIZE, Chunk, Strides
 
 
-class Walk(Emitter):
+class RowLoopSums(Emitter):
     """An emitter whose x is a row, or a few, of the walk, and whose y tells groups of programs apart."""
 
     def columns(self) -> list[Expr]:
@@ -74,7 +74,7 @@ class Walk(Emitter):
         return least_chunk(min(walked, default=4), self.schedule.launch.warps, self.schedule.reduced)
 
 
-def write_walk(e: Walk) -> None:
+def write_row_loop(e: RowLoopSums) -> None:
     """Loads of what stays, the walk, and stores of the sums of columns."""
     chunks, columns = e.chunks(), e.columns()
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
@@ -91,12 +91,12 @@ def write_walk(e: Walk) -> None:
     store_sums(e, columns, chunks, "program")
 
 
-def write_invariant(e: Walk, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
+def write_invariant(e: RowLoopSums, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
     """Values that are the same for all rows of the walk."""
     e.make([t for t in e.needed(wanted, chunk) if not e.space.is_walked(t)], chunk)
 
 
-def _walked(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> Loop:
+def _walked(e: RowLoopSums, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> Loop:
     """The loop, with the offsets that change from row to row at its head.
 
     Programs take rows in turn, so that those of one moment lie side by side in memory.
@@ -113,7 +113,7 @@ def _walked(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: S
     return Loop(name, first, X_SIZE, schedule.parts * block, schedule.launch.stages, body)
 
 
-def _write_row(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> None:
+def _write_row(e: RowLoopSums, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> None:
     """One turn of the walk: phase by phase, each sum of columns as soon as its summands are there."""
     last = e.space.phases - 1
     moments = _pairs(e, chunks)
@@ -141,7 +141,7 @@ def sums_of(expr: Expr, chunk: Chunk) -> str:
     return f"{expr.output}_acc{chunk.suffix}"
 
 
-def add_up(e: Walk, expr: Expr, chunk: Chunk, name: str, mask: str) -> None:
+def add_up(e: RowLoopSums, expr: Expr, chunk: Chunk, name: str, mask: str) -> None:
     """A row's summands to the sums ``name``.  ``mask``: is it a row at all?  "" where it is."""
     acc = accumulator(expr)
     value = e.value(expr.tensors[0], chunk)
@@ -152,7 +152,7 @@ def add_up(e: Walk, expr: Expr, chunk: Chunk, name: str, mask: str) -> None:
     accumulate(e, acc, name, text)
 
 
-def _reduce(e: Walk, expr: Expr, chunks: Sequence[Chunk]) -> None:
+def _reduce(e: RowLoopSums, expr: Expr, chunks: Sequence[Chunk]) -> None:
     """Chunks of one width are combined lane by lane, each width reduced across its lanes."""
     acc = accumulator(expr)
     e.use(acc.helper)
@@ -223,7 +223,7 @@ def _add_up(e: Emitter, name: str, texts: Sequence[str]) -> None:
         e.out.line(f"{name} = {name} + {text}")
 
 
-def _row_lines(e: Walk) -> list[str]:
+def _row_lines(e: RowLoopSums) -> list[str]:
     """The row or rows of this turn."""
     lines: list[str] = []
     rows = "start" if e.tile.x_block == 1 else "start + rows"
@@ -236,7 +236,7 @@ def _row_lines(e: Walk) -> list[str]:
     return lines
 
 
-def write_sums(e: Walk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
+def write_sums(e: RowLoopSums, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
     """Sums of no rows."""
     for expr in columns:
         for chunk in chunks:
@@ -244,7 +244,7 @@ def write_sums(e: Walk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> Non
 
 
 def store_sums(
-    e: Walk, columns: Sequence[Expr], chunks: Sequence[Chunk], row: str, *, is_neutral: bool = False
+    e: RowLoopSums, columns: Sequence[Expr], chunks: Sequence[Chunk], row: str, *, is_neutral: bool = False
 ) -> None:
     """The sums, or neutral ones, as ``row`` of the partial results."""
     first = " + first" if e.schedule.members else ""
@@ -257,12 +257,11 @@ def store_sums(
                 text = f"{acc.reduced(text, 0)}[None, :]"
             if acc.is_logical:
                 text = f"{text} != 0"
-            at = f" + {chunk.start}" if chunk.start else ""
-            mask = f", mask={chunk.mask}" if chunk.is_masked else ""
-            e.out.line(f"tl.store({expr.output}_ptr + partial{at} + {chunk.lane}, {text}{mask})")
+            pointer = f"{plus(f'{expr.output}_ptr + partial', chunk.start or 0)} + {chunk.lane}"
+            e.out.line(e.store_line(expr.output, pointer, text, f", mask={chunk.mask}" if chunk.is_masked else ""))
 
 
-def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
+def row_loop_index(e: RowLoopSums) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
     """Extent arguments with their values and types, and the statements before everything else."""
     tile = e.tile
     rows = tile.walk_total

@@ -1,4 +1,4 @@
-"""team: programs that share one row, each with its part of it, and exchange their partial results.
+"""group: programs that share one row, each with its part of it, and exchange their partial results.
 
 For rows that no program holds, and for rows so few and long that a program each would leave multiprocessors idle.
 """
@@ -19,7 +19,7 @@ _EXCHANGED_BYTES = 16
 
 
 def _held(space: Features) -> int:
-    """Elements of a row that a thread of a team holds; half of them beside much else that is held."""
+    """Elements of a row that a thread of a group holds; half of them beside much else that is held."""
     tuned = space.tuned.groups
     is_pair = len(space.streamed) == 2 and space.is_narrow
     held = tuned.pair_held if is_pair and not space.grouped else tuned.held // max(len(space.streamed), 1)
@@ -30,27 +30,27 @@ def _held(space: Features) -> int:
 
 
 def _registers(space: Features) -> int:
-    """Of a thread of a team that holds rows."""
+    """Of a thread of a group that holds rows."""
     tuned = space.tuned.groups
     return space.device.bound(tuned.resident if space.is_narrow else tuned.wide_resident)
 
 
 def why_not_held(space: Features) -> str | None:
-    """Why the registers of a team do not hold the reduced elements."""
+    """Why the registers of a group do not hold the reduced elements."""
     if space.why_no_exchange is not None:
         return space.why_no_exchange
     if not space.is_inner and not space.grouped:
         return "its columns are next to each other in memory"
     rows = space.kept // space.columns[0] if space.grouped else space.kept
     if (space.phases > 2 or space.grouped) and rows <= space.device.multiprocessors and not space.are_few_held:
-        return f"its {rows} rows are few: small teams that loop wait less for each other"
+        return f"its {rows} rows are few: small groups that loop wait less for each other"
     if space.phases > 2 and space.segment.has_indices:
-        return "its indices take the registers: large teams that wait for each other more than once"
+        return "its indices take the registers: large groups that wait for each other more than once"
     longest = MAX_MEMBERS * _held(space) * WARP
     longest = longest * LONG_WARPS // space.columns[1] if space.grouped else longest * MAX_WARPS
     if space.reduced > longest:
         return (
-            f"a row of {space.reduced} elements is longer than {longest}, what a team of {MAX_MEMBERS} programs holds"
+            f"a row of {space.reduced} elements is longer than {longest}, what a group of {MAX_MEMBERS} programs holds"
         )
     members, warps, registers = (_columns_alone if space.grouped else _rows_alone)(space)
     programs = resident(space.device, warps, registers)
@@ -60,7 +60,7 @@ def why_not_held(space: Features) -> str | None:
 
 
 _Smallest = tuple[int, int, int]
-"""The smallest team that holds a row: its members, the warps of each, and the registers of a thread."""
+"""The smallest group that holds a row: its members, the warps of each, and the registers of a thread."""
 
 
 def _rows_alone(space: Features) -> _Smallest:
@@ -78,8 +78,8 @@ def _columns_alone(space: Features) -> _Smallest:
     return members, LONG_WARPS, _registers(space)
 
 
-def held_by_team(space: Features) -> Schedule:
-    """The smallest team that holds a row; a larger one where rows are too few to fill the machine."""
+def held_by_group(space: Features) -> Schedule:
+    """The smallest group that holds a row; a larger one where rows are too few to fill the machine."""
     device, tuned = space.device, space.tuned.groups
     members, warps, registers = _rows_alone(space)
     schedule = Schedule(Tile(1, warps * WARP * space.width), launch=Launch(warps, registers=registers))
@@ -89,7 +89,7 @@ def held_by_team(space: Features) -> Schedule:
     return replace(schedule, group=replace(group, exchange=exchange))
 
 
-def columns_held_by_team(space: Features) -> Schedule:
+def columns_held_by_group(space: Features) -> Schedule:
     """Columns in groups, held as tiles ``[r, columns]``."""
     device, (columns, lanes) = space.device, space.columns
     members, _, registers = _columns_alone(space)
@@ -97,7 +97,7 @@ def columns_held_by_team(space: Features) -> Schedule:
     schedule = Schedule(Tile(lanes, block, columns), launch=Launch(LONG_WARPS, registers=registers))
     wide = device.bound(space.tuned.groups.wide_resident)
     if members == 2 and space.kept // columns >= resident(device, LONG_WARPS, wide):
-        return schedule.with_registers(None)  # 64 x 2048 x 7 x 7's gradient: 24 us on an H200, by teams of 2 42
+        return schedule.with_registers(None)  # 64 x 2048 x 7 x 7's gradient: 24 us on an H200, by groups of 2 42
     return _shared(schedule, _filling(schedule, members, space, resident(device, LONG_WARPS, registers), block))
 
 
@@ -106,7 +106,7 @@ def _shared(schedule: Schedule, group: Group) -> Schedule:
     return replace(schedule, group=group if group.members > 1 else None)
 
 
-def looping_team(space: Features, schedule: Schedule) -> Schedule:
+def looping_group(space: Features, schedule: Schedule) -> Schedule:
     """``schedule`` of a loop over whole rows or columns, each shared by so many programs that the machine is full."""
     tuned = space.tuned.groups
     if space.is_inner and schedule.kept != 1:
@@ -132,7 +132,7 @@ def looping_team(space: Features, schedule: Schedule) -> Schedule:
 
 
 def _looping_over_groups(space: Features, schedule: Schedule) -> Schedule:
-    """``looping_team`` of columns in groups: where a member has few turns, what they wait for is each other."""
+    """``looping_group`` of columns in groups: where a member has few turns, what they wait for is each other."""
     device, tuned = space.device, space.tuned.groups
 
     def turns() -> int:
@@ -169,7 +169,7 @@ def halved(schedule: Schedule) -> Schedule:
 
 
 def _words(schedule: Schedule, group: Group, space: Features) -> float:
-    """Of each result of a team's groups, for each thread."""
+    """Of each result of a group's channel groups, for each thread."""
     return group.members * power_of_two(-(-schedule.columns // space.grouped)) / (schedule.launch.warps * WARP)
 
 
@@ -183,7 +183,7 @@ def _filled(space: Features, schedule: Schedule, warps: int) -> Group:
 
 
 def _is_for_wider(schedule: Schedule, group: Group, space: Features) -> bool:
-    """Would more warps in fewer programs leave fewer words to exchange, or use programs that the team cannot have?
+    """Would more warps in fewer programs leave fewer words to exchange, or use programs that the group cannot have?
 
     Batch norm of 8 x 64 x 256 x 256, float16, channels-last, took 62 us on an H200 so, in tiles of fewer columns 95.
     """
@@ -199,7 +199,7 @@ def _narrowed(schedule: Schedule, lanes: int) -> Schedule:
 
 
 def _filling(schedule: Schedule, members: int, space: Features, programs: int, least: int) -> Group:
-    """A team of ``members``, or of more, if all rows at once leave programs idle and each still gets ``least``."""
+    """A group of ``members``, or of more, if all rows at once leave programs idle and each still gets ``least``."""
     rows = -(-space.kept // (schedule.columns or schedule.kept))
     while members < MAX_MEMBERS and 2 * members * rows <= programs and space.reduced >= 2 * members * least:
         members *= 2
@@ -207,7 +207,7 @@ def _filling(schedule: Schedule, members: int, space: Features, programs: int, l
 
 
 def _in_cache(space: Features, schedule: Schedule, group: Group) -> Group:
-    """A larger team for columns, where what all teams walk at once then stays in L2 until it is read again.
+    """A larger group for columns, where what all groups walk at once then stays in L2 until it is read again.
 
     ``group`` where that takes members of too few turns, or more words of an exchange than elements make up for.
     """
@@ -225,8 +225,8 @@ def _in_cache(space: Features, schedule: Schedule, group: Group) -> Group:
     return replace(group, members=members)
 
 
-def paired_team(space: Features) -> Schedule | None:
-    """A team that takes two rows at a time, all threads along each, and reads vectors beside them once for both.
+def paired_group(space: Features) -> Schedule | None:
+    """A group that takes two rows at a time, all threads along each, and reads vectors beside them once for both.
 
     ``space``: of the segment with its statistics joined.  ``None`` where that loses, as
     where all of the vectors stay in the first cache of a multiprocessor.

@@ -21,13 +21,13 @@ from .accumulators import Accumulator, accumulator
 from .bodies import of_members
 from .combining import combined
 from .indexing import dynamic_terms
-from .lagged_rows import Late, end_begin, taken, write_begin, write_collect
+from .lagged_rows import LaggedRows, end_begin, taken, write_begin, write_collect
+from .row_loop import RowLoopSums, add_up, store_sums, sums_of, write_invariant, write_sums
 from .statements import Writer
 from .tile import Chunk, Piece, Strides
-from .walk import Walk, add_up, store_sums, sums_of, write_invariant, write_sums
 
 
-class LateWalk(Late, Walk):
+class LaggedRowLoop(LaggedRows, RowLoopSums):
     """The emitter of an exchange with a lag that carries sums of columns from row to row.
 
     It holds what is the same for all rows.
@@ -66,7 +66,7 @@ class LateWalk(Late, Walk):
         return [f"{row.suffix[1:]} = {text}" for row, text in zip(self.rows, texts, strict=True)]
 
 
-def write_lagged_loop(e: LateWalk) -> None:
+def write_lagged_loop(e: LaggedRowLoop) -> None:
     """What stands before the walk, both parts of a turn, and the stores of the sums."""
     chunks, columns = e.chunks(), e.columns()
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
@@ -93,13 +93,13 @@ def write_lagged_loop(e: LateWalk) -> None:
     e.head, e.out = turn
 
 
-def _read_numbers(e: LateWalk) -> None:
+def _read_numbers(e: LaggedRowLoop) -> None:
     """What a row has one of is read while its words are on their way, rather than handed on."""
     for chunk in (e.of(row)[0] for row in e.rows):
         e.load_needed([t for t in e.plan.segment.inputs if e.space.is_walked(t) and not e.space.has_r(t)], chunk)
 
 
-def _parts(e: LateWalk) -> list[tuple[DataType, str]]:
+def _parts(e: LaggedRowLoop) -> list[tuple[DataType, str]]:
     """This member's part of each reduction of each row: all at once, so that its warps meet once."""
     found: list[tuple[Accumulator, str, str]] = []
     for row in e.rows:
@@ -125,7 +125,9 @@ def _together(kinds: Sequence[Accumulator]) -> str:
     return f'@triton.jit\ndef together({arguments}):\n    """Several reductions at once."""\n    return {texts}\n'
 
 
-def _write_last(e: LateWalk, columns: Sequence[Expr], stored: Sequence[BoundTensor], own: Chunk, chunk: Chunk) -> None:
+def _write_last(
+    e: LaggedRowLoop, columns: Sequence[Expr], stored: Sequence[BoundTensor], own: Chunk, chunk: Chunk
+) -> None:
     """All that is made of a chunk once the row's statistics are there.  ``own``: ``chunk`` of this row."""
     outputs = [t for t in stored if e.space.has_r(t) or chunk.start == 0]
     wanted = [*(x.tensors[0] for x in columns), *outputs]
@@ -138,16 +140,16 @@ def _write_last(e: LateWalk, columns: Sequence[Expr], stored: Sequence[BoundTens
         e.store(tensor, own)
 
 
-def _store_all(e: LateWalk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
-    """A row of partial results; those of teams that are not there, where fewer fit, are neutral."""
+def _store_all(e: LaggedRowLoop, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
+    """A row of partial results; those of groups that are not there, where fewer fit, are neutral."""
     store_sums(e, columns, chunks, "team")
-    if teams_of(e) == e.schedule.parts:
+    if groups_of(e) == e.schedule.parts:
         return
     with e.out.loop("spare", "team + teams", str(e.schedule.parts), "teams"):
         store_sums(e, columns, chunks, "spare", is_neutral=True)
 
 
-def teams_of(e: LateWalk) -> int:
-    """Teams at once: no more than have rows, than partial results of a column, and than programs that fit."""
+def groups_of(e: LaggedRowLoop) -> int:
+    """Groups at once: no more than have rows, than partial results of a column, and than programs that fit."""
     schedule = e.schedule
     return min(-(-e.tile.x_total // schedule.turn), schedule.parts, max(schedule.programs // schedule.members, 1))

@@ -1,0 +1,80 @@
+"""The program that a rank runs for a plan and one call: its steps are written, and its kernels compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+import torch
+
+from ..compiler import Plan
+from ..executor.binding import check_local_shape
+from ..executor.kernel import Kernel
+from ..executor.options import CompileOptions
+from ..executor.program import ProgramBuilder
+from ..executor.replicas import ReplicaCheck
+from ..executor.stream_chunks import places_of
+from ..executor.symmetric_slots import Region, region_of
+from ..ir.expr import BoundTensor
+from ..ir.fusion import Fusion
+from ..ir.tensor_view import TensorView
+from ..passes.recorded_domains import allocation_shape
+from ..schedulers.overwritten_inputs import replaceable
+from ..schedulers.plan import KernelPlan
+from ..segments.segment import read_once
+from .bound_call import BoundCall, Made
+from .counted_calls import counted
+from .exchanges import sent_in
+
+Kernels = dict[Hashable, Kernel]
+"""Those of one plan that are compiled, as `ProgramBuilder` finds them."""
+
+
+def built(fusion: Fusion, call: BoundCall, plan: Plan, options: CompileOptions, kernels: Kernels) -> Made:
+    """The program of ``plan`` for ``call``.  kernels: as of `builder_of`."""
+    builder = builder_of(fusion, call, plan, options, kernels, region_of)
+    forms = [
+        allocation_shape(tv, t, call.rank) if tv.allocation_rank else None
+        for tv, t in zip(fusion.outputs, plan.fusion.outputs, strict=True)
+    ]
+    program = builder.finish(forms)
+    if options.check_replicas and len(call.ranks) > 1 and call.rank in call.ranks:
+        check = ReplicaCheck(plan.fusion, call.ranks, call.bound.device)
+        program = replace(program, run=check.around(program.run))
+    return Made(counted(program, call, is_sending=bool(sent_in(plan, options))), plan)
+
+
+def builder_of(
+    fusion: Fusion, call: BoundCall, plan: Plan, options: CompileOptions, kernels: Kernels,
+    region: Callable[[KernelPlan], Region] | None = None,
+) -> ProgramBuilder:  # fmt: skip
+    """A builder with all segments added.  kernels: those that are compiled already; the others are added to it.
+
+    region: where a kernel exchanges with other ranks; left out, there is no place yet, and kernels are compiled alone.
+    """
+    bound, rank = call.bound, call.rank
+    inputs = dict(zip((i.val for i in fusion.inputs), plan.fusion.inputs, strict=True))
+    samples: dict[BoundTensor, torch.Tensor] = {}
+    for k, declared in enumerate(fusion.inputs):
+        tv = declared.val
+        if not isinstance(tv, TensorView):
+            continue
+        tensor, value = inputs[tv], bound.tensors[tv]
+        assert isinstance(tensor, BoundTensor), "a tensor is bound to a tensor"
+        if tv.domain.mesh is None or rank in tv.domain.mesh.ranks:
+            check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, call.sizes[tv])
+        samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    segments = [s.segment for s in plan.segments]
+    places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
+    written_over = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
+    builder = ProgramBuilder(
+        plan.fusion, rank, bound.device, options, samples, places, replaceable=written_over,
+        read_once=read_once(segments, plan.fusion.outputs), kernels=kernels, region=region,
+    )  # fmt: skip
+    builder.begin(
+        [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
+        [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],
+    )
+    for k, s in enumerate(plan.segments):
+        builder.add(k, s.segment, s.scheduler, s.kernels, is_beside=s.is_beside, renamed=s.renamed)
+    return builder
