@@ -276,16 +276,9 @@ class InputCountError(ShardfuseError):
 
 
 class NoPlanError(ShardfuseError):
-    """``explain`` or ``last_trace`` was asked about a fusion whose sizes are not known.
+    """``explain`` or ``last_trace`` was asked about a fusion whose sizes are not known."""
 
-    ``uneven``: the axis whose size the shard that was passed does not tell.
-    """
-
-    def __init__(
-        self, function: str = "explain", taken: str = ", or pass inputs=[...] or sizes={...}", uneven: str = ""
-    ) -> None:
-        if uneven:
-            taken = f", or pass sizes={{...}} with the inputs: an uneven shard does not tell how long {uneven} is"
+    def __init__(self, function: str = "explain", taken: str = ", or pass inputs=[...] or sizes={...}") -> None:
         super().__init__(f"{function}() needs sizes: execute the fusion first{taken}")
 
 

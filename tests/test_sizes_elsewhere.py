@@ -7,7 +7,7 @@ import torch
 from ranks import run_ranks
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import NoPlanError
+from shardfuse.errors import InputError
 
 X = ParallelType.mesh_x
 MESHES: dict[str, tuple[object, object]] = {
@@ -58,7 +58,8 @@ def test_a_plan_of_an_uneven_shard_asks_for_the_size() -> None:
             x.outer_split(0, size, uneven=True)
             x.axis(0).parallelize(X)
         shard = [mesh.shard_tensor(torch.ones(5, 4), 0)]
-        with pytest.raises(NoPlanError, match=r"or pass sizes=\{...\} with the inputs: .* how long axis 0 of T0 is"):
+        message = r"Expected input 0, T0, .* size of axis 0 but got an uneven one.*: pass sizes=\{...\} with the inputs"
+        with pytest.raises(InputError, match=message):
             fd.explain(shard)
         assert len(fd.explain(shard, sizes={x: (5, 4)}).collectives) == 1
 

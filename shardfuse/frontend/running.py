@@ -245,8 +245,8 @@ class Running:
 
         ``html``: a file to write the same to as a page, with the graph, the cuts, what a copy of as many bytes takes,
         who holds what, and ``timeline``, where that of a run is given.  Each rank that asks for it writes it.
-        Raises ``NoPlanError``; ``DefinitionError`` for a timeline without a page, or for what is no path; ``PageError``
-        where the page cannot be written.
+        Raises ``NoPlanError``; ``InputError`` for uneven shards without ``sizes``; ``DefinitionError`` for a timeline
+        without a page, or for what is no path; ``PageError`` where the page cannot be written.
         """
         from shardfuse.frontend.explain import explain_plan
 

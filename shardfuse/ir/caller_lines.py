@@ -42,7 +42,7 @@ class lines_named:  # noqa: N801 - used as a statement
         if isinstance(error, ShardfuseError):
             error.at(self._lines(str(error), is_about_schedule=error.is_about_schedule))
             return
-        notes: list[str] = [] if error is None else getattr(error, "__notes__", [])
+        notes: list[str] = [] if error is None else error.__dict__.get("__notes__", [])
         for k, note in enumerate(notes):
             if note.startswith(RAISED_BY) and "\n" not in note:
                 lines = self._lines(note, is_about_schedule=False)

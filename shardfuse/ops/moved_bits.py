@@ -38,10 +38,14 @@ def compared(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (x ^ _LOWEST).view(dtype) if dtype == torch.uint64 else x.to(dtype)
 
 
-def moved(move: Callable[..., torch.Tensor], x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-    """``move(x, *more)``, of which each element is one of theirs; they have one dtype.
-
-    On bits of the same width where torch may not have it for that dtype.
-    """
+def moved(move: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """``move(x)``, of which each element is one of x's, on bits of the same width where torch may not have it for x."""
     bits = _MOVED_AS.get(x.dtype)
-    return move(x, *more) if bits is None else move(*(t.view(bits) for t in (x, *more))).view(x.dtype)
+    return move(x) if bits is None else move(x.view(bits)).view(x.dtype)
+
+
+def moved_into(
+    move: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """``move(x, y)``, of which each element is one of theirs, as `moved`; they have one dtype."""
+    return moved(lambda x: move(x, y.view(x.dtype)), x)
