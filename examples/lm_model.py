@@ -59,14 +59,16 @@ class Block(torch.nn.Module):
     def __init__(self, config: ModelConfig, mesh: DeviceMesh) -> None:
         super().__init__()
         heads, hidden = config.heads // mesh.size, config.hidden // mesh.size
-        # As matmuls take them: a view in each step would cost the host two nodes of autograd.
+        # Matrices, as matmuls take them: a view in each step would cost the host two nodes of autograd.
         self.qkv = parameter(3 * heads * config.head_dim, config.dim)
         self.out = parameter(config.dim, heads * config.head_dim)
         self.gate_up = parameter(2 * hidden, config.dim)
         self.down = parameter(config.dim, hidden)
-        # Of this rank's heads, which needs no other rank; their gradients come as what the matmul made, in one tensor.
+        # Of this rank's heads alone, so that no mesh is needed.  It reads what the qkv matmul made, and its backward
+        # gives that matmul's gradient as one tensor.
         self.turn = RotaryEmbedding(config.head_dim, packed=(heads, heads), batch_first=False)
-        # Weights of matmuls are plain tensors here, this rank's pieces, and optimisers want one kind of them.
+        # Weights of matmuls are plain tensors here, this rank's pieces.  Optimisers take no mixture with DTensors, so
+        # the modules' parameters are plain too ("local").
         self.swiglu = SwiGLU(config.hidden, bias=True, mesh=mesh, input=Shard(-1), parameters="local")
         self.attention_norm, self.mlp_norm = (
             AddRMSNorm(
@@ -110,8 +112,8 @@ class LanguageModel(torch.nn.Module):
         self.loss = CrossEntropyLoss(mesh=mesh, logits=Shard(-1))
         self.register_buffer("rotary", rotary_table(config), persistent=False)
         self.timer: FusionTimer | None = None
-        """Of the fusions, where their time is measured."""
-        bucket_gradients(self)  # of all norms, whose rows are sharded: one all-reduce
+        """Times the fusions, where it is set."""
+        bucket_gradients(self)  # one all-reduce for all norms' weights, whose rows are sharded
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """tokens, targets: [batch, sequence], the same on every rank -> the mean loss, the same on every rank."""
@@ -208,7 +210,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def sizes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of weights that are not cut along their rows or columns alone, unsharded, with the dim that is cut apart."""
+    """Unsharded sizes of the weights that are sharded along a dim of their own, such as the heads of ``qkv``."""
     return {
         "qkv": (3, config.heads, config.head_dim, config.dim),
         "out": (config.dim, config.heads, config.head_dim),

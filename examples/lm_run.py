@@ -19,7 +19,7 @@ from lm_model import LanguageModel
 
 from shardfuse.mesh import fail
 
-IMPATIENCE = 3.0  # seconds after which a second Ctrl-C is one, and not the launcher's word about the first
+IMPATIENCE = 3.0  # seconds; a SIGINT within them is the launcher's, about the same Ctrl-C, and no second one
 
 
 class UnreadableError(Exception):

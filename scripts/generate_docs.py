@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from shardfuse.ops.build import Ops
@@ -21,51 +22,75 @@ HEAD = """# Ops
 
 Written by `scripts/generate_docs.py` from the tables in `shardfuse/ops/`; do not edit.
 
-Operands are TensorViews, scalars of the fusion and Python numbers, broadcast as numpy does. `P` is the type that torch
-promotes the operands to; unsigned integers of 16 bits and more and 8-bit floats are not promoted: cast them first.
-Narrow floats (16 and 8 bits) are computed in float32 and rounded to their own type, once for each op: `mean`, `var`,
-`var_mean` and `welford` are one op each, sharded and unsharded, while a `sum` and a `div` are two and round twice.
+Every operation of a fusion: `fd.ops.NAME(...)`. The tables of [pointwise ops](#pointwise) and of the others
+come last, by kind; the sections before them say what holds for all ops.
 
-- *kernel*: fused with what stands around it. Complex numbers are a torch call in any op.
-- *torch call*: one call of torch, which is a segment of its own.
-- *view*: nothing runs; the result shares the input's storage.
+**Operands** are TensorViews, scalars of the fusion and Python numbers, broadcast as numpy does.
 
-Where a torch call cannot be computed on shards of an axis (a scan along it, a slice of it), it is gathered first.
+**Types.** `P` is the type that torch promotes the operands to. Unsigned integers of 16 bits and more and 8-bit floats
+are not promoted: cast them first. Narrow floats (16 and 8 bits) are computed in float32 and rounded to their own type,
+once for each op: `mean`, `var`, `var_mean` and `welford` are one op each, sharded and unsharded, while a `sum` and a
+`div` are two and round twice.
+
+**How an op runs** is the last column of the tables:
+
+| runs as | meaning |
+|---|---|
+| kernel | Fused with the ops around it. Of complex numbers any op is a torch call. |
+| torch call | One call of torch, which is a segment of its own. |
+| view | Nothing runs; the result shares the input's storage. |
+| host | A number that the host computes. |
+
+Where a torch call cannot be computed on shards of an axis (a scan along it, a slice of it), the axis is gathered first.
 
 ## Numbers
 
-Python's and NumPy's scalars are operands, in the type that the op computes in: a float beyond it is infinite, a
-negative number wraps in an unsigned type, any other integer that the type does not hold is an `OperandError`. A
-constant is refused when the op is recorded; a scalar input, a size, and what is computed from them, in the call,
-before anything is written. What `iota` counts to wraps. Under `torch.compile` all such integers wrap, as they do in
-eager torch.
+Python's and NumPy's scalars are operands, in the type that the op computes in:
+
+| number | what happens |
+|---|---|
+| a float beyond the type | infinite |
+| a negative number in an unsigned type | wraps |
+| any other integer that the type does not hold | `OperandError` |
+| what `iota` counts to | wraps |
+
+A constant is refused when the op is recorded; a scalar input, a size, and what is computed from them, in the call,
+before anything is written. Under `torch.compile` all such integers wrap, as they do in eager torch.
 
 ## Indices
 
-An index beyond its axis is an error on a CPU (`IndexRangeError`: the op, the index, its value, what is allowed, the
-line). On a GPU no index is read, as the host would have to wait for it: there it is torch's kernel that ends, with a
-`device-side assert`, after which CUDA takes no more calls; run the program on a CPU to see which index it was.
-`take_along_axis`, `index_put_accumulate` and `select` take negative ones, as torch does, the others do not.
+An index beyond its axis is an `IndexRangeError` on a CPU, with the op, the index, its value, what is allowed, and your
+line. On a GPU the host does not read indices, because it would have to wait for them: there torch's kernel ends with a
+`device-side assert`, after which CUDA takes no more calls. Run the program on a CPU to see which index it was.
+
+`take_along_axis`, `index_put_accumulate` and `select` take negative indices, as torch does; the others do not.
 
 ## Dims
 
-A reduction over `dims=None`, or with `dims` left out, is over all axes. Over `dims=[]` it is over none, as NumPy has it
-for `axis=()`: `sum`, `mean`, `max` and the like give the elements, and `var` is the variance of each element alone,
-which is NaN as of any single one where `correction` is 1. torch's `sum`, `mean`, `amax` and `var` reduce everything for
+| `dims` of a reduction | over |
+|---|---|
+| `None`, or left out | all axes |
+| `[]` | none, as NumPy's `axis=()` |
+
+Over none, `sum`, `mean`, `max` and the like give the elements, and `var` is the variance of each element alone, which
+is NaN where `correction` is 1. This differs from torch, whose `sum`, `mean`, `amax` and `var` reduce everything for
 `[]`, its `any` and `all` nothing. `torch.compile(backend="shardfuse")` has torch's meaning.
 
 ## Accuracy of variances
 
+**In short**: if the mean of your data is more than 4000 times its standard deviation, cast to Double, or subtract a
+constant near the mean first.
+
 `var`, `var_mean` and `welford` of float32 and narrower floats subtract a mean that is rounded to float32: the variance
 comes out too large by the square of that rounding, about `(mean * 6e-8) ** 2`. That is below a rounding of the variance
 where the standard deviation is above `mean / 4000`, and 10 % of it for a mean of 1e4 and a deviation of 1e-3. torch's
-own does not have it; nor has shardfuse's where ranks share the axis that is reduced, as each sends the rounding of its
-mean too. Cast such data to Double, or subtract a constant near the mean first.
+own does not have this error; nor has shardfuse's where ranks share the axis that is reduced, because each sends the
+rounding of its mean too.
 
 ## Special values
 
-NaN, infinities and signs of zero come out as torch has them, but where torch itself gives one result on a CPU and
-another on a GPU, or depends on the number of elements:
+NaN, infinities and signs of zero come out as torch has them. These are the exceptions, in most of which torch itself
+gives one result on a CPU and another on a GPU, or depends on the number of elements:
 
 - which zero `maximum`, `minimum`, `clamp`, `max`, `min`, `amax` and `amin` give of zeros of both signs, and the sign of
   a zero that is a sum or a mean of such;
@@ -77,7 +102,7 @@ another on a GPU, or depends on the number of elements:
   that `silu` is -0.0 from -87.4 downwards;
 - on a GPU, `rsqrt` of a denormal of float32 (below 1.2e-38) is infinite; other functions that take such an operand for
   0 differ from torch's by less than 1.2e-38;
-- an integer tensor beside one of a narrow float is converted to float32, in which both are computed, where torch on a
+- an integer tensor with one of a narrow float is converted to float32, in which both are computed, where torch on a
   CPU rounds it to the narrow type first: 0 of Half times 2**40 is 0, but NaN of torch on a CPU, as it is infinite in
   Half;
 - `pow` of integers by a negative number is the whole part of the quotient (1, -1 or 0; 0 of 0), where torch raises;
@@ -128,19 +153,39 @@ WINDOWS = {
 }
 """What a kernel reads at other places (``passes/windows.py``)."""
 HOST = ("size", "shape")
+GROUPS = {
+    "build_reductions": "Reductions, scans and sorting",
+    "build_shapes": "Shapes, slices, copies and constants",
+    "build_calls": "Matrix products, attention and indexing",
+    "build_random": "Random numbers",
+    "builder": "Casts, bounds and triangles",
+    "build": "Casts, bounds and triangles",
+}
+"""By the module that an op is built in."""
 
 
 def page() -> str:
     lines = [HEAD, "## Pointwise", "", "| op | operands | types | runs as |", "|---|---|---|---|"]
     lines += [f"| `{op.name}` | {op.arity} | {types_of(op)} | {run_as(op)} |" for op in POINTWISE.values()]
-    lines += ["", "## Others", "", "| op | what it gives | runs as |", "|---|---|---|"]
-    for name, function in inspect.getmembers(Ops, inspect.isfunction):
-        if name.startswith("_") or name in POINTWISE:
-            continue
-        summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-        parameters = ", ".join(p for p in inspect.signature(function).parameters if p != "self")
-        lines.append(f"| `{name}({parameters})` | {summary} | {how(name)} |")
+    others = {
+        n: f for n, f in inspect.getmembers(Ops, inspect.isfunction) if not n.startswith("_") and n not in POINTWISE
+    }
+    for title in dict.fromkeys(GROUPS.values()):
+        lines += ["", f"## {title}", "", "| op | what it gives | runs as |", "|---|---|---|"]
+        lines += [line_of(name, function) for name, function in others.items() if group_of(name, function) == title]
     return "\n".join(lines) + "\n"
+
+
+def group_of(name: str, function: Callable[..., object]) -> str:
+    return GROUPS["build_shapes" if name in HOST else function.__module__.rpartition(".")[2]]
+
+
+def line_of(name: str, function: Callable[..., object]) -> str:
+    summary = (
+        (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").replace("``", "`").replace("|", "\\|")
+    )
+    parameters = ", ".join(p for p in inspect.signature(function).parameters if p != "self")
+    return f"| `{name}({parameters})` | {summary} | {how(name)} |"
 
 
 def types_of(op: PointwiseOp) -> str:

@@ -29,12 +29,14 @@ HEAD = """# Error messages
 
 Written by `scripts/troubleshooting.py` from the sources; do not edit.
 
-Every error about your program is a `shardfuse.ShardfuseError`. Its message is one sentence: the argument, what was found, what was expected, and
-what to do. Below the sentence stand the lines of your program that it is about. Words in capitals stand for values. An `AssertionError` from inside of
-shardfuse is a fault of shardfuse: please report it with `fd.repro_script_for(inputs)`.
+Search this page for the name of the error. In the messages below, words in capitals are values.
 
-In a job of several ranks, read the message of the rank that is named first: those of the others follow from it.
-`python -m shardfuse doctor` looks at the machine.
+- **Every error about your program** is a `shardfuse.ShardfuseError`. Its message is one sentence: the argument, what was found, what was expected, and what to do. Below the
+  sentence are the lines of your program that it is about.
+- **An `AssertionError` from inside of shardfuse** is a fault of shardfuse: please report it with `fd.repro_script_for(inputs)`.
+- **In a job of several ranks**, read the message of the rank that is named first: those of the others follow from it. [Debug a hang](howto/debug_a_hang.md) has more.
+- **Where a job does not start**, `python -m shardfuse doctor` looks at the machine.
+- **Where there is no error, but the result or the speed is not what you expected**, see [questions and answers](questions.md).
 """
 
 NOT_MET = ("ShardfuseError", "UntranslatableError")
@@ -48,7 +50,7 @@ ADVICE = {
     "BackendUnavailableError": "Leave `backend` out, or start no more ranks on a host than it has GPUs.",
     "BackendsDisagreeError": "Look at `CUDA_VISIBLE_DEVICES` on each host, or pass `backend='gloo'` everywhere.",
     "CollectiveArgumentError": "Pass the same shapes and options on every rank of the mesh.",
-    "DefinitionError": "Correct the argument; the line of the definition stands below the message.",
+    "DefinitionError": "Correct the argument; the line of the definition is below the message.",
     "EmptyFusionError": "Name at least one result by `fd.add_output(...)`.",
     "EnvironmentVariableError": "Correct the variable or unset it. `python -m shardfuse doctor` lists all that are read.",
     "ExchangeTimeoutError": "Look at that rank first: it has stopped, runs another program, or needs more time.",
@@ -64,7 +66,7 @@ ADVICE = {
     "MeshDimNamesError": "Pass one distinct string for each dimension of the mesh.",
     "MeshDimensionError": "`mesh_x` is the last dimension of a mesh, `mesh_y` the one before it.",
     "MeshExceedsWorldError": "Start more ranks, or make the mesh of `range(world.world_size)`.",
-    "MeshRanksError": "Pass nested lists of equal lengths in which each rank stands once.",
+    "MeshRanksError": "Pass nested lists of equal lengths in which each rank is once.",
     "ModuleArgumentError": "Correct the argument of the constructor; the message says what it takes.",
     "ModuleInputError": "Compare the tensor's last axis and dtype with the module. On a mesh the module takes this rank's part; for shards "
     "that differ in size pass `unsharded=`.",
@@ -93,10 +95,10 @@ ADVICE = {
     "ShapeError": "Broadcast, reshape or keep the reduced axis (`keepdim=True`).",
     "SharedGpuError": "Unset `SHARDFUSE_SHARED_GPU`; it is for tests of several ranks on a machine with one GPU. See [exchange](exchange.md).",
     "ShardAxisError": "Count the tensor's axes from 0, or from -1 backwards.",
-    "ShardingError": "Pad the axis, or pass `uneven=True` to the split; [Sharding](sharding.md) lists what can be said.",
+    "ShardingError": "Pad the axis, or pass `uneven=True` to the split; [Sharding](sharding.md#saying-where-a-tensor-is) lists all placements.",
     "SimulationError": "Call `simulate` outside of any process group, with 1 rank or more.",
     "SimulationTimeoutError": "Pass a longer `timeout`, or none; the lines that it names show where ranks spend their time.",
-    "SimulationStuckError": "Look at the lines that it names: some rank comes to a collective that others do not come to.",
+    "SimulationStuckError": "Look at the lines that it names: some rank calls a collective that others do not call.",
     "TeamRanksError": "Name each rank once.",
     "ThreadsError": "Run fusions of several ranks in one thread, or hand over with `shardfuse.run_in_this_thread()`.",
     "TuningUnavailableError": "Tune on a GPU: pass tensors that are there.",
@@ -117,6 +119,14 @@ TAIL = """
 | `kernels are launched through Triton's own entry` | The C module for launches could not be made. Results are the same, each launch takes some microseconds more. Install a C compiler and Python's headers. |
 | `the key that vouches for kept kernels cannot be kept` | This user has no folder for a key: each process compiles its kernels. Set `HOME` or `XDG_CONFIG_HOME`. |
 | `the folder ... is refused` | Others could write there. See `UnsafeFolderError` above. |
+| `... until then Triton keeps what it compiles for this process alone` | Others could write into Triton's cache folder. Do what the message says; [Security](security.md#tritons-folder). |
+| `... segment K runs by torch instead` | A kernel did not compile. The result is right and slower; please report the message. `SHARDFUSE_STRICT=1` makes it an error. |
+| `... the ranks of the program exchange by collectives instead` | A kernel that [exchanges](exchange.md) did not compile. The result is right; please report the message. |
+| `collectives are called through torch, which takes longer` | NCCL's own functions could not be called. Results are the same. Install a C compiler and Python's headers. |
+| `N process groups may have kernels of NCCL on ... at a time` | NCCL may need so much of the GPU that kernels that exchange have little or no room: make process groups before the first call, or set `NCCL_MAX_CTAS` ([beside NCCL](exchange.md#beside-nccl)). |
+| `tuning segment K on rank R` | Tuning failed there; the schedule that was proposed is used. |
+| `promise(...) found no module of shardfuse.nn` | Nothing is promised: call `shardfuse.nn.convert(model)` first. |
+| `the memory of another GPU was not closed` | An error of the driver at the end of a job; nothing to do. |
 """
 
 

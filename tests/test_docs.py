@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 
 import shardfuse
+from shardfuse.tools.doctor.variables import AROUND, READERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / folder / "README.md" for folder in ("", "examples", "benchmarks"))])
 BLOCK = re.compile(
     r"(?:<!-- before:\n(?P<before>.*?)\n-->\n+)?(?:<!-- on (?P<ranks>\d+) ranks -->\n+)?```python\n(?P<code>.*?)```",
     re.DOTALL,
 )
+FOLDERS = (ROOT, ROOT / "shardfuse", ROOT / "shardfuse/executor", ROOT / "shardfuse/compile", ROOT / "tests")
+"""Where a file may be that a page names."""
 RUN_ELSEWHERE = (ROOT / "examples/sharded_norm.py").read_text().split('"""\n\n', 1)[1].strip()
 """README.md's example, of which test_readme.py has the output as well."""
 
@@ -77,6 +80,23 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target and " " not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_files_that_pages_name_exist() -> None:
+    """Such as `executor/binding.py`: from the root, from shardfuse/, or a test by its name alone."""
+    code = re.compile(r"`((?:[a-z0-9_]+/)*[a-z0-9_]+\.(?:py|sh|c|json))`")
+    missing = {
+        f"{named(page)}: {path}"
+        for page in PAGES
+        for path in code.findall(page.read_text())
+        if not any((folder / path).exists() for folder in (page.parent, *FOLDERS))
+    }
+    assert not missing
+
+
+def test_every_variable_is_on_the_page_of_settings() -> None:
+    page = (DOCS / "settings.md").read_text()
+    assert not [name for name in (*READERS, *AROUND) if f"`{name}`" not in page]
 
 
 def test_the_table_of_errors_is_up_to_date() -> None:

@@ -19,11 +19,13 @@ from .region_times import measured, sizes_of
 def report(*, clear: bool = False, measure: bool = False, html: str | Path | None = None) -> Report:
     """Every region that the pass has looked at in this process, in order.
 
-    ``clear`` forgets them.  ``measure`` runs each that has a program on the current GPU, as shardfuse's kernels and as
-    those that Inductor makes of it alone, which it compiles for that; nothing is measured without a GPU, nor are more
-    than the last 256 regions.  ``html``:
-    where the same is written as one page that needs nothing else.  Raises ``ArgumentError``
-    for what is no path or no flag, ``PageError`` where the page cannot be written; nothing is forgotten then.
+    clear: forget them afterwards.
+    measure: run each of the last 256 regions alone on the current GPU, as shardfuse's kernels and as those that
+    Inductor makes of it, which takes a compilation; without a GPU nothing is measured.
+    html: a file to write the same to, as one page that needs no network.
+
+    Raises ``ArgumentError`` for what is no path or no flag, ``PageError`` where the page cannot be written; nothing is
+    forgotten then.
     """
     if not isinstance(cast(object, html), str | Path | None):
         raise ArgumentError("report", "html", html, "a string or a Path")

@@ -53,7 +53,7 @@ class FusionDefinition(Running):
     ``backend``: "triton" or "torch"; left out, Triton where the tensors are on a GPU.  ``invariant``, ``accumulate``:
     see ``promise``.  Raises ``DefinitionError``.
 
-    All ops, inputs and outputs are said within the ``with``, all shardings and layouts before the first run.
+    Ops, inputs and outputs are declared within the ``with``, shardings and layouts before the first run.
     """
 
     def __init__(
@@ -118,14 +118,16 @@ class FusionDefinition(Running):
         static_sizes: bool = False,
         allocation_rank: bool = False,
     ) -> TensorView:
-        """An input.
+        """Declare a tensor that is passed to each call; inputs are passed in the order of their declarations.
 
-        ``shape``: unsharded sizes, -1 where symbolic.  ``contiguity``: for each dim in stride order, whether it is laid
-        out without a gap before the next (``None`` for a broadcast: a size of 1, or an expanded one); a bool says it of
-        all; left out, any strides fit.  ``stride_order``: for each dim its place in memory, 0 innermost.
+        shape: unsharded sizes, -1 for one that may differ from call to call.
+        contiguity: True for a contiguous tensor; or for each dim in stride order, whether it is laid out without a gap
+        before the next (None for a broadcast: a size of 1, or an expanded one).  Left out, any strides fit.
+        dtype, is_cpu: the element type; whether the tensor is on the CPU also where the fusion runs on a GPU.
+        stride_order: for each dim its place in memory, 0 innermost.
+        sizes, strides: in place of shape, those of an example; symbolic unless ``static_sizes``.
+        allocation_rank: tensors come with one dim for each allocation axis, a mesh axis being 1.
 
-        ``sizes``, ``strides``: those of a tensor like which the input is, symbolic unless ``static_sizes``.
-        ``allocation_rank``: tensors come with one dim for each allocation axis, a mesh axis being 1.
         Raises ``DefinitionError``.
         """
         self.fusion.check_open("define_tensor")
@@ -141,7 +143,7 @@ class FusionDefinition(Running):
         return tv
 
     def from_pytorch(self, tensor: torch.Tensor, static_sizes: bool = False) -> TensorView:
-        """An input like ``tensor``: its dtype and layout, sizes symbolic unless ``static_sizes``.
+        """Declare an input like ``tensor``: its dtype and layout, sizes symbolic unless ``static_sizes``.
 
         A CPU tensor without dims is one also where the fusion runs on a GPU.
         """
@@ -154,15 +156,15 @@ class FusionDefinition(Running):
         )
 
     def define_vector(self, size: int) -> list[Scalar]:
-        """``size`` integer inputs, to be used as a shape."""
+        """Declare ``size`` integer inputs, to be used as a shape."""
         if not 0 <= size <= _LONGEST_VECTOR:
             raise DefinitionError("define_vector", f"size={size}", f"0 to {_LONGEST_VECTOR} sizes")
         return [self.define_scalar(dtype=DataType.Int) for _ in range(size)]
 
     def define_scalar(self, value: Number | DataType | None = None, dtype: DataType | None = None) -> Scalar:
-        """With a value a constant, else an input of the fusion (``dtype`` Double where nothing is said).
+        """Declare a number: a constant of ``value``, or without one an input of each call (Double by default).
 
-        A constant is one that an input of ``dtype`` takes.  Raises ``DefinitionError``.
+        A constant has to be one that an input of ``dtype`` takes.  Raises ``DefinitionError``.
         """
         self.fusion.check_open("define_scalar")
         if isinstance(value, DataType):
@@ -188,11 +190,13 @@ class FusionDefinition(Running):
         stride_order: Sequence[int] | None = None,
         allocation_rank: bool = False,
     ) -> None:
-        """``tv`` is returned by ``execute``, in the order of the calls.
+        """Have ``execute`` return ``tv``; outputs are returned in the order of these calls.
 
-        ``alias_input``: an input into whose storage ``tv`` is written instead, at the end of the call; it is then not
-        returned.  ``stride_order``: for each dim its place in memory, 0 innermost.  An input that is an output comes as
-        a copy.
+        alias_input: an input whose storage ``tv`` is written into instead, at the end of the call; ``tv`` is then not
+        returned.
+        stride_order: for each dim its place in memory, 0 innermost.
+
+        An input that is an output is returned as a copy.
         """
         self.fusion.check_open("add_output")
         if not isinstance(tv, TensorView):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -230,9 +230,8 @@ class FusionExecutorCache:
         """Raises ``InputError``: a plan is made without the other ranks, who could tell the size."""
         index = [i.val for i in self.fusion.inputs].index(unknown.tv)
         expected = f"a shard that tells the unsharded size of axis {unknown.axis}"
-        with self._lines_named:
-            found = f"an uneven one, {unknown.local} long"
-            raise InputError(index, unknown.tv.name, found, expected, "pass sizes={...} with the inputs")
+        found = f"an uneven one, {unknown.local} long"
+        raise InputError(index, unknown.tv.name, found, expected, "pass sizes={...} with the inputs")
 
     def last_trace(self) -> str:
         """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""

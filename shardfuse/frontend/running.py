@@ -85,15 +85,18 @@ class Running:
     ) -> list[torch.Tensor]:
         """Run on this rank's tensors; returns this rank's outputs.  With a DTensor among them, outputs are DTensors.
 
-        Outputs carry no graph, whatever the backend: a fusion is no op of autograd.  An input that requires a gradient
-        while autograd records is warned of, once for each definition (``NoGradientsWarning``).  For gradients take
-        ``shardfuse.nn``, or run one fusion in the forward and one in the backward of a ``torch.autograd.Function``.
+        inputs: tensors and numbers in the order in which they were declared.
+        sizes: unsharded shapes of inputs where a shard of symbolic size is uneven; without it such a size costs an
+        exchange of 8 bytes a call.
+        device: where the outputs are to be; left out, where the inputs are.
+        save_repro_inputs: remember shapes, strides and dtypes for ``last_repro_script``.
 
-        ``device``: where outputs come to be; left out, where the inputs are.  ``save_repro_inputs``: remember shapes,
-        strides and dtypes for ``last_repro_script``.
+        An output whose mesh does not have this rank is ``None``.
 
-        ``sizes``: unsharded shapes of inputs where a shard of symbolic size is uneven; without it such a size costs an
-        exchange of 8 bytes a call.  An output that is not on this rank's mesh comes as ``None``.
+        Outputs have no gradient, whatever the backend: a fusion is not an op of autograd.  ``NoGradientsWarning`` is
+        given once for each definition where an input requires one.  For gradients use ``shardfuse.nn``, or run one
+        fusion in the forward and one in the backward of a ``torch.autograd.Function``.
+
         Raises ``InputError``, ``InputCountError``, ``ShapeError``, ``ShardingError``, ``EmptyFusionError``.
         """
         fec = self._fec
@@ -158,12 +161,13 @@ class Running:
         """Tune the kernels for these inputs (as for ``execute``): later calls of their sizes run what was chosen.
 
         Schedules near those proposed are compiled, checked against them and timed on random tensors, with a bar on
-        stderr; choices are kept in the cache directory.  Every rank calls it: one tunes for all.  Gives, for each
-        segment that has kernels, what was proposed and chosen with its microseconds.  ``SHARDFUSE_AUTOTUNE=1`` does so
-        before each first run on a GPU.
+        stderr; choices are kept in the cache directory.  Every rank calls it: one tunes for all.
+        ``SHARDFUSE_AUTOTUNE=1`` does so before each first run on a GPU.
 
-        ``seconds``: to stop trying after; left out, half of SHARDFUSE_TIMEOUT.  ``timer``: microseconds of several runs
-        that take turns, instead of CUDA events.
+        seconds: when to stop trying; left out, after half of SHARDFUSE_TIMEOUT.
+        timer: gives the microseconds of several runs that take turns, instead of CUDA events.
+
+        Returns, for each segment that has kernels, what was proposed and chosen, with its microseconds.
         Raises ``TuningUnavailableError`` without a GPU, and what ``execute`` does.
         """
         fec, home = self.fec, _device(device)
@@ -239,12 +243,13 @@ class Running:
         html: str | Path | None = None,
         timeline: Timeline | None = None,
     ) -> Explanation:
-        """Segments, kernels, collectives and bytes of the plan for ``inputs`` (local) or ``sizes`` (unsharded).
+        """Say what the fusion is compiled to: segments, kernels, collectives, bytes, and the reasons.
 
-        With neither, of the last plan that ran.
+        inputs, sizes: local tensors, or unsharded shapes, to plan for; with neither, the last plan that ran.
+        html: a file to write the same to as a page, with the graph, the cuts, the time of a copy of as many bytes, and
+        the part of each tensor that every rank holds.  Each rank that passes it writes it.
+        timeline: of a run, for the page to show measured times.
 
-        ``html``: a file to write the same to as a page, with the graph, the cuts, what a copy of as many bytes takes,
-        who holds what, and ``timeline``, where that of a run is given.  Each rank that asks for it writes it.
         Raises ``NoPlanError``; ``InputError`` for uneven shards without ``sizes``; ``DefinitionError`` for a timeline
         without a page, or for what is no path; ``PageError`` where the page cannot be written.
         """

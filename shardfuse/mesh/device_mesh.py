@@ -26,7 +26,7 @@ from shardfuse.mesh.groups import current_rank
 
 
 class ParallelType(Enum):
-    """What walks an axis: one program's own order, a stream, or the ranks of one mesh dimension.
+    """What an axis is parallel over: nothing (serial), the chunks of a stream, or the ranks of a mesh dimension.
 
     `mesh_x` is the last mesh dimension, `mesh_y` the one before, as in nvFuser.
     """
@@ -78,7 +78,7 @@ class _HasToList(Protocol):
 
 
 class DeviceMesh:
-    """A box of distinct ranks, immutable; equal and hashed by ranks, shape and names.
+    """An array of distinct ranks: those that share a tensor.  Immutable; equal and hashed by ranks, shape and names.
 
     ranks: a range, a nested list or tuple, or an integer numpy array or torch tensor; a flat one is a 1-D mesh.
     dim_names: one string per mesh dimension, outermost first, or None.
@@ -143,7 +143,7 @@ class DeviceMesh:
         return self._shape[self.mesh_dim(parallel_type)]
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """The rank's place in the box, outermost first; None where the rank is not in the mesh.
+        """The rank's place in the mesh, outermost first; None where the rank is not in the mesh.
 
         Raises ArgumentError for what is no integer.
         """

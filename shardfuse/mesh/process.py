@@ -135,10 +135,10 @@ _adopted: WeakKeyDictionary[dist.ProcessGroup, ProcessContext] = WeakKeyDictiona
 def initialize(backend: str | None = None, *, timeout: float | None = None, watchdog: bool = True) -> ProcessContext:
     """Form the default process group of what torchrun, mpirun or srun started; plain `python` is a world of one.
 
-    backend: "nccl", "gloo", or None for NCCL where every rank has a GPU of its own and gloo elsewhere (for tests,
-    SHARDFUSE_SHARED_GPU=1 has ranks take turns on a GPU, with gloo).
+    backend: "nccl", "gloo", or None for NCCL where each rank has its own GPU (but for SHARDFUSE_SHARED_GPU), else gloo.
     timeout: seconds that a collective waits for other ranks; SHARDFUSE_TIMEOUT, else 300, where left out.
     watchdog: watch the other ranks, and end this one with a line where one of them that it needs is gone.
+
     Also sets the CUDA device and, for several ranks on a host, one thread for each; makes an error that is not
     caught end all ranks with one line, this one after what `atexit` has (5 s at most); and has `finalize` called at
     exit. Called again it returns what it returned before; ReinitializedError for arguments that differ.

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @checked(ModuleArgumentError, ("__init__",))
 class SwiGLU(GatedUnit, ParameterModule):
-    """silu(gate [+ gate_bias]) * (up [+ up_bias]), element by element.
+    """SwiGLU of two tensors, or of one that holds both: silu(gate [+ gate_bias]) * (up [+ up_bias]).
 
     features: unsharded size of the last axis; needed with ``bias`` only.
-    mesh, input: on a mesh, where gate, up and the result live: Shard or Replicate, one or a sequence with one per mesh
-    dimension.  ``Shard(-1)``, what column-parallel matmuls leave, cuts the biases too; row shards leave them whole,
-    with gradients summed over ranks.  parameters: as of ``RMSNorm``.
+    mesh, input: on a mesh, how gate, up and the result are placed: Shard or Replicate, one or a sequence with one per
+    mesh dimension.  ``Shard(-1)``, what column-parallel matmuls leave, shards the biases too; where rows are sharded
+    they are whole, with gradients summed over ranks.  parameters: as of ``RMSNorm``.
     gate, up: [..., features] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Shazeer 2020.
     """

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 class BatchNorm(ChannelNorm):
     """(x - mean) * rsqrt(var + eps) * weight + bias over all but the channels, with torch's running statistics.
 
-    num_features, eps, momentum, affine, track_running_stats, bias (is there one beside the weight?): as of torch's
-    module of the same name, as are parameters, buffers, their names, and ``eval()``.
-    mesh, input: on a mesh, where x and the result live: Shard of the batch or of image dims, or Replicate; statistics
-    are those of the whole, in one exchange of a few numbers for each channel.  Buffers are the same on every rank.
+    num_features, eps, momentum, affine, track_running_stats, bias: as of torch's module of the same name, as are
+    parameters, buffers, their names, and ``eval()``.
+    mesh, input: on a mesh, how x and the result are placed: Shard of the batch or of image dims, or Replicate;
+    statistics are those of the whole, in one exchange of a few numbers for each channel.  Buffers are the same on
+    every rank.
     parameters: as of ``RMSNorm``.
     x: in float64, float32, bfloat16 or float16; channels-last images stay so.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError, and PromiseError where rows are promised

@@ -152,10 +152,10 @@ class GatedUnit(FusedModule):
 
 @checked(ModuleArgumentError, ("__init__",))
 class GeGLU(OfGelu, GatedUnit):
-    """gelu(gate) * up, element by element.
+    """GeGLU of two tensors, or of one that holds both: gelu(gate) * up.
 
     approximate: "none", or "tanh" for the approximation by a hyperbolic tangent.
-    mesh, input: on a mesh, where gate, up and the result live: Shard or Replicate; nothing is sent.
+    mesh, input: on a mesh, how gate, up and the result are placed: Shard or Replicate; nothing is sent.
     gate, up: [..., features] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Shazeer 2020.
     """

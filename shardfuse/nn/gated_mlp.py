@@ -25,11 +25,13 @@ Module = torch.nn.Module
 
 
 class GatedMLP(Module):
-    """down_proj(act(gate_proj(x)) * up_proj(x)), of the three layers that it is given.
+    """A gated MLP of three given layers: down_proj(act(gate_proj(x)) * up_proj(x)).
 
     activation: "silu", "gelu" or "gelu_tanh".  The state dict is that of the MLP whose layers they are.
-    Layers whose parameters are DTensors gate where gate_proj and up_proj leave their results: column-parallel ones
-    (``Shard(0)`` of their weights), and a row-parallel down_proj (``Shard(1)``), are those of a tensor-parallel MLP.
+
+    The parameters may be DTensors: the gate is computed where gate_proj and up_proj leave their results.
+    Column-parallel gate_proj and up_proj (``Shard(0)`` of their weights) with a row-parallel down_proj (``Shard(1)``)
+    are a tensor-parallel MLP.
     A call raises PlacementError where those are not the same Shard and Replicate.
     """
 

@@ -64,10 +64,10 @@ class OfGelu(FusedModule):
 
 @checked(ModuleArgumentError, ("__init__",))
 class GELU(OfGelu):
-    """x times the share of a standard normal distribution below x, as torch.nn.GELU.
+    """GELU, as torch.nn.GELU: x times the share of a standard normal distribution below x.
 
     approximate: "none", or "tanh" for the approximation by a hyperbolic tangent.
-    mesh, input: on a mesh, where x and the result live: Shard or Replicate; nothing is sent.
+    mesh, input: on a mesh, how x and the result are placed: Shard or Replicate; nothing is sent.
     x: any shape, in float64, float32, bfloat16 or float16, computed in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Hendrycks & Gimpel 2016.
     """

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 @checked(ModuleArgumentError, ("__init__",))
 class GroupNorm(ChannelNorm):
-    """(x - mean) * rsqrt(var + eps) * weight + bias over groups of channels, as torch.nn.GroupNorm, and an activation.
+    """GroupNorm, as torch.nn.GroupNorm, with an activation in the same kernel.
 
-    bias: is there a bias beside the weight?  affine=False has neither.
+    y = (x - mean) * rsqrt(var + eps) * weight + bias, with statistics of each group of channels.
+
+    bias: whether there is a bias where there is a weight.  affine=False has neither.
     activation: None or "silu", which is applied to the result in the same kernel.
-    mesh, input: on a mesh, where x and the result live: Shard of the batch, of the channels (whole groups, as many on
-    each rank; weight and bias are cut too) or of image dims, where a group's statistics are one exchange of a few
-    numbers; or Replicate.  parameters: as of ``RMSNorm``.
+    mesh, input: on a mesh, how x and the result are placed: Shard of the batch, of the channels (whole groups, as many
+    on each rank; weight and bias are sharded too) or of image dims, where a group's statistics are one exchange of a
+    few numbers; or Replicate.  parameters: as of ``RMSNorm``.
     x: [batch, channels, ...] in float64, float32, bfloat16 or float16; channels-last images stay so.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Wu & He 2018.
     """

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @checked(ModuleArgumentError, ("__init__",))
 class LayerNorm(InputNorm):
-    """y = (x - mean(x)) * rsqrt(var(x) + eps) * weight + bias over the last dims, as torch.nn.LayerNorm.
+    """LayerNorm over the last dims, as torch.nn.LayerNorm: y = (x - mean(x)) * rsqrt(var(x) + eps) * weight + bias.
 
-    normalized_shape: sizes of these dims, or of the last one.  elementwise_affine: are there a weight and a bias?
-    bias: is there a bias beside the weight?  Names, shapes and meaning of parameters are torch's.
-    mesh, input, output, output_grad, parameters: as of ``RMSNorm``.  A hidden axis is sharded as ``Shard(-1)``, which
-    takes a ``normalized_shape`` of one dim; then each row's statistics are one exchange of a few numbers.
+    normalized_shape: sizes of these dims, or of the last one.
+    elementwise_affine: whether there are a weight and a bias.
+    bias: whether there is a bias where there is a weight.  Names, shapes and meaning of parameters are torch's.
+    mesh, input, output, output_grad, parameters: as of ``RMSNorm``.  A hidden axis is sharded as ``Shard(-1)``, for a
+    ``normalized_shape`` of one dim; each row's statistics are then one exchange of a few numbers.
     x: [..., *normalized_shape] in float64, float32, bfloat16 or float16; statistics are in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Ba, Kiros & Hinton 2016.
     """
@@ -56,12 +57,14 @@ class LayerNorm(InputNorm):
 
 @checked(ModuleArgumentError, ("__init__",))
 class AddLayerNorm(ResidualNorm):
-    """new_residual = residual + x (+ input_bias); normed = the LayerNorm of new_residual.
+    """The sum of a residual and x, and its LayerNorm, in one fusion.
 
-    As ``LayerNorm``, and
-    residual: where the residual lives and the norm is computed, and the new residual with its gradient too; Replicate
-    where it is left out, whatever ``input`` is.
-    input_bias: a bias of the matmul before, which is added once to the sum of all summands, ahead of the norm.
+    new_residual = residual + x (+ input_bias); normed = the LayerNorm of new_residual.  A call returns normed and
+    new_residual.  Arguments are those of ``LayerNorm``, and
+
+    residual: how the residual is placed, and the new residual with its gradient too; the norm is computed there.
+    Replicate where it is left out, whatever ``input`` is.
+    input_bias: whether there is a bias of the matmul before, which is added once to the sum of all summands.
     """
 
     family = "add_layer_norm"
@@ -92,14 +95,17 @@ class AddLayerNorm(ResidualNorm):
 
 @checked(ModuleArgumentError, ("__init__",))
 class DropoutAddNorm(ResidualNorm):
-    """new_residual = residual + dropout(x (+ input_bias)); normed = the LayerNorm or RMSNorm of new_residual.
+    """Dropout, the sum with a residual, and its LayerNorm or RMSNorm, in one fusion.
+
+    new_residual = residual + dropout(x (+ input_bias)); normed = the norm of new_residual.  A call returns normed and
+    new_residual.  Arguments are those of ``AddLayerNorm``, and
 
     p: probability that an element of x is dropped; the others are multiplied by 1 / (1 - p).  In ``eval()`` none is.
     norm: "layer" or "rms"; eps is 1e-5 or 1e-6 where it is left out.  A "rms" norm has no bias.
+
     The numbers are drawn by torch's generator of the device, one draw a call, so that ``torch.manual_seed`` repeats
     them and activation checkpointing replays them; the backward reads the mask of the forward, one byte an element.
     On a mesh all ranks draw by the first one's seed, and drop what one rank would, however x is sharded.
-    Everything else as ``AddLayerNorm``.
     """
 
     family = "dropout_add_norm"

@@ -28,12 +28,14 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     """The cross entropy of ``x @ weight.T + bias``, with the logits of a chunk of rows in memory at a time.
 
     The backward computes a chunk's logits again: one matmul more, for memory of chunk_rows * classes instead of all
-    rows.  The weight's gradient is added up over the chunks in the weight's dtype.
+    rows.  The weight's gradient is added up over the chunks in the weight's dtype.  Arguments are those of
+    ``CrossEntropyLoss``, and
+
     chunk_rows: rows of a chunk; left out, as many that its logits are about as large as x.
-    mesh, logits: on a mesh, where the logits live: ``Shard(-1)``, where each rank has a part of the classes (of weight
-    and bias), or Replicate.  The gradient of x is then each rank's summand, as of any column-parallel layer
+    mesh, logits: on a mesh, how the logits are placed: ``Shard(-1)``, where each rank has a part of the classes (of
+    weight and bias), or Replicate.  The gradient of x is then each rank's summand, as of any column-parallel layer
     (``output_grad=Partial()`` of the norm before).
-    The other arguments are those of ``CrossEntropyLoss``.
+
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
     """
 

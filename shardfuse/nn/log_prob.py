@@ -27,13 +27,16 @@ if TYPE_CHECKING:
 
 @checked(ModuleArgumentError, ("__init__",))
 class LogProb(CrossEntropyLoss):
-    """log softmax(logits / temperature)[target] over the last axis, and the entropy of that distribution.
+    """The log-probability of each row's target, and the entropy of its distribution, over the last axis.
 
-    entropy: is the entropy, -sum(p * log p) in nats, a second result?  Both have gradients.
+    The first result is log softmax(logits / temperature)[target].
+
+    entropy: whether the entropy, -sum(p * log p) in nats, is a second result.  Both have gradients.
     ignore_index: rows with this target have the log-probability 0, the entropy 0, and no gradient.
-    mesh, logits, num_classes: as of ``CrossEntropyLoss``, as is what becomes of a target that is no class.
+    mesh, logits, num_classes: as of ``CrossEntropyLoss``, and so is the treatment of a target that is no class.
+
     One exchange of a few numbers a row where classes are sharded, none backward; 16 bytes a row are kept for the
-    backward beside the logits, 20 with the entropy.  Results are float32 or float64.
+    backward in addition to the logits, 20 with the entropy.  Results are float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
     """
 

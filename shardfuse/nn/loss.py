@@ -43,18 +43,19 @@ def check_torchs(name: str, weight: object, size_average: object, reduce: object
 
 @checked(ModuleArgumentError, ("__init__",))
 class CrossEntropyLoss(FusedModule):
-    """-log softmax(logits)[target], over the last axis of the logits.
+    """Cross entropy over the last axis of the logits: -log softmax(logits)[target].
 
     reduction: "mean" over the targets that are not ``ignore_index`` (NaN where all are), "sum", or "none".
     label_smoothing: share of the target's weight that is spread evenly over all classes.
     z_loss: weight of the square of log(sum(exp(logits))), which is added to each row's loss (PaLM has 1e-4).
     temperature: logits are divided by it first.
-    mesh, logits: on a mesh, where the logits live: ``Shard(-1)`` cuts the classes, another Shard cuts rows (of the
+    mesh, logits: on a mesh, how the logits are placed: ``Shard(-1)`` shards the classes, another Shard the rows (of the
     targets too), Replicate neither; one placement or a sequence with one per mesh dimension.
     num_classes: unsharded number of classes; needed only where they are cut into parts that differ in size.
     weight, size_average, reduce: torch's; None, as anything else is refused.
     logits: [..., classes] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64; target:
     [...] (local) of int64.  The loss is float32 or float64, the same on every rank.
+
     A target that is neither a class nor ``ignore_index``: on a CPU a call raises ModuleInputError on every rank of the
     mesh; on a GPU, where the host would have to wait for it, its row's loss and gradient are NaN, so a mean or sum is.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.

@@ -57,21 +57,26 @@ def _offset(zero_centered: bool) -> float:
 
 @checked(ModuleArgumentError, ("__init__",))
 class RMSNorm(_OfRootMeanSquare, InputNorm):
-    """y = x * rsqrt(mean(x^2) + eps) * weight over the last axis, of ``hidden_size`` elements (or in a list).
+    """RMSNorm over the last axis, as torch.nn.RMSNorm of one dim: y = x * rsqrt(mean(x^2) + eps) * weight.
 
-    Plain, or with ``mesh`` on local tensors; placements are torch's Shard, Replicate, Partial, one or a sequence with
-    one per mesh dimension:
-    input: where x lives, with ``Partial()`` as each rank's summand; Replicate by default.
-    output: where y is wanted; where the input is by default (Replicate for a partial input).
-    output_grad: where y's gradient arrives, as ``output`` by default; ``Partial()`` where each rank has a summand.
-    Row shards leave the weight whole, with a gradient summed over ranks, bitwise the same on each; ``Shard(-1)``, the
-    hidden axis, cuts the weight too.
-    parameters: "dtensor", DTensors on the mesh, which optimisers, clip_grad_norm_ and checkpoints take for the whole
+    Without ``mesh`` an ordinary module; with it, on this rank's part of x or on a DTensor.  Placements are torch's
+    Shard, Replicate and Partial, one or a sequence with one per mesh dimension.
+
+    hidden_size: the unsharded size of the last axis (or a list of it).
+    eps: None takes torch's own number for x's dtype, in each call.
+    elementwise_affine: whether there is a weight.
+    zero_centered: rows are multiplied by 1 + weight, which begins as 0.
+    input: how x is placed, ``Partial()`` where each rank has a summand; Replicate by default.
+    output: how y is to be placed; as the input by default (Replicate for a partial input).
+    output_grad: how y's gradient arrives, as ``output`` by default; ``Partial()`` where each rank has a summand.
+    parameters: "dtensor", DTensors on the mesh, which optimisers, clip_grad_norm_ and checkpoints treat as the whole
     (``load_state_dict`` takes unsharded tensors too); "local", plain tensors, each rank's own piece.  Making DTensors
     is collective among the ranks of the mesh.
-    eps: None takes torch's own number for x's dtype, in each call.
-    elementwise_affine: is there a weight?  zero_centered: rows are multiplied by 1 + weight, which begins as 0.
     x: [..., hidden_size] in float64, float32, bfloat16 or float16; statistics are in float32 or float64.
+
+    Where rows are sharded, the weight is whole on each rank and its gradient is summed over ranks, bitwise the same on
+    each.  ``Shard(-1)``, the hidden axis, shards the weight too.
+
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Zhang & Sennrich 2019.
     """
 
@@ -101,15 +106,19 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
 
 @checked(ModuleArgumentError, ("__init__",))
 class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
-    """new_residual = residual + x (+ bias); normed = new_residual * rsqrt(mean(new_residual^2) + eps) * weight.
+    """The sum of a residual and x, and its RMSNorm, in one fusion.
 
-    As ``RMSNorm``, and
-    residual: where the residual lives and the norm is computed, and the new residual with its gradient too; Replicate
-    where it is left out, whatever ``input`` is.
+    new_residual = residual + x (+ bias); normed = new_residual * rsqrt(mean(new_residual^2) + eps) * weight.  A call
+    returns normed and new_residual.  Arguments are those of ``RMSNorm``, and
+
+    bias: whether there is a parameter ``input_bias``, the bias of the matmul before: it is added once to the sum of all
+    summands, ahead of the norm.
+    residual: how the residual is placed, and the new residual with its gradient too; the norm is computed there.
+    Replicate where it is left out, whatever ``input`` is.
+
     With ``input=Partial(), residual=Shard(1), output=Replicate(), output_grad=Partial()`` one fusion takes the partial
     sums of a row-parallel matmul, reduce-scatters them over the sequence, adds, norms, and all-gathers for the next
     column-parallel matmul; its backward is the mirror image.
-    bias: that of the matmul before, ``input_bias``: it is added once to the sum of all summands, ahead of the norm.
     """
 
     family = "add_rms_norm"

@@ -42,13 +42,15 @@ def redistribute(
     unsharded: Sequence[int] | None = None,
     timer: FusionTimer | None = None,
 ) -> torch.Tensor:
-    """The local tensor of ``target`` from the local tensor ``x`` of ``source``.
+    """Move a tensor to another placement: the local tensor of ``target`` from the local tensor ``x`` of ``source``.
 
     Shard to Replicate is an all-gather, Replicate to Shard the copy of a slice, Partial to Replicate an all-reduce,
-    Partial to Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape and dtype.
+    Partial to Shard a reduce-scatter, Shard to another Shard an all-to-all.
+
+    x: this rank's part, of any shape and dtype.
     unsharded: the shape of the whole x, where local tensors are shards that differ in size.
     grad: where the gradient of the result arrives, as ``target`` by default; ``Partial()`` where each rank holds a
-    summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.
+    summand of it (what a column-parallel matmul leaves).  The gradient of x is placed as x is, whole for a partial x.
     dtype: that of the result, to which it is rounded on arrival; its gradient comes back in x's.
     Raises PlacementError.
     """

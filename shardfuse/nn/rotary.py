@@ -28,10 +28,11 @@ Tables = tuple[torch.Tensor, torch.Tensor]
 
 @checked(ModuleArgumentError, ("__init__",))
 class RotaryEmbedding(FusedModule):
-    """Queries and keys with each pair of features turned by an angle that grows with the position.
+    """Rotary embedding of queries and keys: each pair of features is turned by an angle that grows with the position.
 
     Feature pair i at position p turns by p * base^(-2i / rotary_dim): (a, b) becomes (a cos - b sin, b cos + a sin).
     The gradient is turned by the negative angle.  One fusion takes queries and keys, one their gradients.
+
     head_dim: features of a head.  rotary_dim: how many of them turn, the first ones; all by default.
     interleaved: pairs are neighbours, (2i, 2i + 1), as GPT-J has them; else (i, i + rotary_dim / 2), as Llama has them.
     heads_dim: the dim of the heads, 1 for [batch, heads, sequence, head_dim], 2 for [batch, sequence, heads, head_dim].
@@ -39,7 +40,7 @@ class RotaryEmbedding(FusedModule):
     of queries first, as one matmul makes them; the results are the three as attention takes them, and their gradient
     is one.  Without a mesh; of heads that are sharded, the numbers are those of this rank.
     batch_first: False where what is packed has the sequence as its first dim, and the batch as its second one.
-    mesh, input: on a mesh, where queries, keys and results live: Shard of batch, heads or sequence, or Replicate.
+    mesh, input: on a mesh, how queries, keys and results are placed: Shard of batch, heads or sequence, or Replicate.
     Cosines and sines are computed in float32; the module has no parameters and an empty state dict.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Su et al. 2021.
     """

@@ -184,10 +184,10 @@ class _Softmax(FusedModule):
 
 @checked(ModuleArgumentError, ("__init__",))
 class Softmax(_Softmax):
-    """exp(x) / sum(exp(x)) along ``dim``, as torch.nn.Softmax.
+    """Softmax along ``dim``, as torch.nn.Softmax: exp(x) / sum(exp(x)).
 
     scale: x is multiplied by it first.
-    mesh, input: on a mesh, where x and the result live: Shard or Replicate; ``dim`` may be sharded too, for one
+    mesh, input: on a mesh, how x and the result are placed: Shard or Replicate; ``dim`` may be sharded too, for one
     exchange of two numbers a row, and one number a row backward.
     x: float64, float32, bfloat16 or float16, computed in float32 or float64 and rounded once.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.

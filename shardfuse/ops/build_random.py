@@ -25,7 +25,7 @@ class RandomBuilder(CallBuilder):
         rng_offset: Operand | None = None,
         dtype: DataType = DataType.Float,
     ) -> TensorView:
-        """Uniform in [minval, maxval).  Without a seed, seed and offset of torch's generator of the device."""
+        """Random numbers, uniform in [minval, maxval); without a seed, by torch's generator of the device."""
         return self._draw("uniform", (minval, maxval), shape, (rng_seed, rng_offset), dtype)
 
     def normal(
@@ -37,15 +37,15 @@ class RandomBuilder(CallBuilder):
         rng_offset: Operand | None = None,
         dtype: DataType = DataType.Float,
     ) -> TensorView:
-        """Normal of a mean and a standard deviation."""
+        """Random numbers of a normal distribution with a mean and a standard deviation."""
         return self._draw("normal", (mean, std), shape, (rng_seed, rng_offset), dtype)
 
     def rand_like(self, x: TensorView) -> TensorView:
-        """Uniform in [0, 1) in the shape and type of ``x``."""
+        """Random numbers, uniform in [0, 1), in the shape and type of ``x``."""
         return self._draw("uniform", (0.0, 1.0), self._shape_of("rand_like", x), (None, None), x.dtype)
 
     def randn_like(self, x: TensorView) -> TensorView:
-        """Standard normal in the shape and type of ``x``."""
+        """Random numbers of a standard normal distribution, in the shape and type of ``x``."""
         return self._draw("normal", (0.0, 1.0), self._shape_of("randn_like", x), (None, None), x.dtype)
 
     def dropout(

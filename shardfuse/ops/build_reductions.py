@@ -78,11 +78,11 @@ class ReductionBuilder(ShapeBuilder):
         return self._reduce("min", x, dims, keepdim, self._ordered("amin", x).dtype, "amin")
 
     def any(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
-        """Is any element over ``dims`` not zero?"""
+        """Whether some element over ``dims`` is nonzero."""
         return self._reduce("any", x, dims, keepdim, DataType.Bool)
 
     def all(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
-        """Is no element over ``dims`` zero?"""
+        """Whether all elements over ``dims`` are nonzero."""
         return self._reduce("all", x, dims, keepdim, DataType.Bool)
 
     def mean(
@@ -106,7 +106,7 @@ class ReductionBuilder(ShapeBuilder):
     def var_mean(
         self, x: TensorView, dims: Dims = None, correction: float = 1, keepdim: bool = False
     ) -> tuple[TensorView, TensorView]:
-        """Variance with ``count - correction`` below (0 where that is negative), and mean.
+        """Variance and mean; the sum of squares is divided by ``count - correction`` (0 where that is negative).
 
         Two passes, so that a mean of 1e4 costs no digits.  Of complex elements the variance of both parts.  Of narrow
         floats in float32: only the two results are rounded.
@@ -176,19 +176,19 @@ class ReductionBuilder(ShapeBuilder):
         return self._call(AlongAxis(op, at), [x], [dtype])[0]
 
     def cumsum(self, x: TensorView, dim: int) -> TensorView:
-        """Sums up to and with each index; accumulated in float32; integers sum to Int."""
+        """Running sum along ``dim``, accumulated in float32; integers sum to Int."""
         return self._along("cumsum", x, dim, DataType.Int if x.dtype.is_integral else x.dtype)
 
     def cumprod(self, x: TensorView, dim: int) -> TensorView:
-        """Products up to and with each index."""
+        """Running product along ``dim``."""
         return self._along("cumprod", x, dim, DataType.Int if x.dtype.is_integral else x.dtype)
 
     def cummax(self, x: TensorView, dim: int) -> TensorView:
-        """The largest up to and with each index."""
+        """Running maximum along ``dim``."""
         return self._along("cummax", x, dim, x.dtype)
 
     def cummin(self, x: TensorView, dim: int) -> TensorView:
-        """The smallest up to and with each index."""
+        """Running minimum along ``dim``."""
         return self._along("cummin", x, dim, x.dtype)
 
     def argsort(self, x: TensorView, dim: int = -1, descending: bool = False, stable: bool = False) -> TensorView:

@@ -97,7 +97,7 @@ class ShapeBuilder(Builder):
         return self._unary(Permute(order), x, [x.shape[d] for d in order], x.dtype)
 
     def transpose(self, x: TensorView, dim0: int, dim1: int) -> TensorView:
-        """Two axes changed for each other."""
+        """``x`` with two axes swapped."""
         order = list(range(x.ndim))
         a, b = (normalize_dim("transpose", x, d) for d in (dim0, dim1))
         order[a], order[b] = b, a
@@ -126,7 +126,7 @@ class ShapeBuilder(Builder):
         end_indices: Sequence[Size],
         strides: Sequence[Size] | None = None,
     ) -> TensorView:
-        """A view of the elements from start to end by steps, for each axis; indices as in Python."""
+        """The elements from start to end by steps, for each axis; indices as in Python."""
         ndim = self._tensor("slice", x).ndim
         steps = [1] * ndim if strides is None else [literal(n) for n in strides]
         starts = self._sizes("slice", "start_indices", start_indices)
@@ -154,7 +154,7 @@ class ShapeBuilder(Builder):
         return self._call(Pad(widths), [x, fill], [x.dtype])[0]
 
     def cat(self, tensors: Sequence[TensorView], dim: int = 0) -> TensorView:
-        """One after another along ``dim``, in their common type."""
+        """The tensors concatenated along ``dim``, in their common type."""
         if not tensors:
             raise OperandError("cat", "tensors", list(tensors), "at least one")
         first = self._tensor("cat", tensors[0])
