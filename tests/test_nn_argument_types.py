@@ -112,8 +112,21 @@ def test_under_torch_compile() -> None:
         lambda: functional.cross_entropy(X, 1),
         lambda: functional.swiglu(X, up=3),
         lambda: functional.batch_norm(X, None, None),
+        lambda: functional.batch_norm(X, X[0], None, training=True),
     ],
-    ids=["gelu", "softmax", "no dim", "scale", "rms_norm", "sizes", "weight", "cross_entropy", "swiglu", "batch_norm"],
+    ids=[
+        "gelu",
+        "softmax",
+        "no dim",
+        "scale",
+        "rms_norm",
+        "sizes",
+        "weight",
+        "cross_entropy",
+        "swiglu",
+        "batch_norm",
+        "one statistic",
+    ],
 )
 def test_functions_under_torch_compile(call: Callable[[], object]) -> None:
     """A compiled call of a function ends by the error of one that is not compiled."""
@@ -123,6 +136,14 @@ def test_functions_under_torch_compile(call: Callable[[], object]) -> None:
     with pytest.raises(type(wanted.value)) as refused:
         torch.compile(call, backend="eager")()
     assert str(refused.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+def test_one_running_statistic_without_the_other_is_refused(name: str) -> None:
+    """In training too, where the one that is given would stay what it was."""
+    given = {"running_mean": torch.zeros(6), "running_var": torch.zeros(6), name: None}
+    with pytest.raises(ModuleArgumentError, match=rf"batch_norm\({name}=None\): expected a tensor, as the other"):
+        functional.batch_norm(X, **given, training=True)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*:DeprecationWarning")

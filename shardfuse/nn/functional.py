@@ -202,6 +202,8 @@ def batch_norm(
     for name, running in (("running_mean", running_mean), ("running_var", running_var)):
         if running is None and not training:
             raise ModuleArgumentError("batch_norm", name, running, "a tensor, where training=False")
+        if running is None and (running_mean is not None or running_var is not None):
+            raise ModuleArgumentError("batch_norm", name, running, "a tensor, as the other running statistic is")
     promises = said("batch_norm", invariant, accumulate)
     result, *statistics = batch_normed(input, {"weight": weight, "bias": bias}, kept, eps, not training, promises)
     with torch.no_grad():
