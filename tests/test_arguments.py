@@ -386,6 +386,9 @@ def test_what_a_transform_has_not_made_is_a_constant_of_it(transform: str) -> No
         else:
             found, expected = torch.func.vmap(scaled)(w), factor * w
         assert_near(found, expected, n=4)
+    spans = []
+    torch.func.grad(lambda w: (spans.extend(fd.timeline([x]).spans), w.sum())[1])(w)
+    assert [span.name for span in spans] == [span.name for span in fd.timeline([x]).spans]
 
 
 def test_results_carry_no_tangent() -> None:
