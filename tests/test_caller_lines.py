@@ -14,7 +14,7 @@ from ranks import run_ranks
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, ShardfuseError, TensorView
 from shardfuse.compat import nvfuser_direct
-from shardfuse.errors import InputError, KernelCompileError, ProgramMismatchError, ShapeError
+from shardfuse.errors import IndexRangeError, InputError, KernelCompileError, ProgramMismatchError, ShapeError
 from shardfuse.executor import program
 from shardfuse.nn import RMSNorm
 
@@ -66,6 +66,32 @@ def test_the_sentence_comes_first_and_unchanged() -> None:
         "Expected input 1, T1, to be a tensor of 2 dims but got 1 dims, shape [2]: pass its logical rank"
     )
     assert lines_of(error) == ["b = fd.define_tensor([-1, -1])  # T1"]
+
+
+def test_an_error_of_torch_names_the_op_and_its_line() -> None:
+    with FusionDefinition(backend="torch") as fd:
+        x = fd.define_tensor([-1], dtype=DataType.Int)
+        fd.add_output(fd.ops.floor_div(fd.ops.add(x, 1), x))
+    assert fd.execute([torch.tensor([2])])[0].tolist() == [1]
+    with pytest.raises(RuntimeError, match="ZeroDivisionError") as caught:
+        fd.execute([torch.tensor([0])])
+    sentence, line = caught.value.__notes__[0].splitlines()
+    assert sentence == "raised by floor_div of T2"
+    assert line.endswith("fd.add_output(fd.ops.floor_div(fd.ops.add(x, 1), x))  # T2")
+
+
+def test_a_tensor_that_was_gathered_has_the_definitions_name() -> None:
+    def run(rank: int, size: int) -> str:
+        with FusionDefinition() as fd:
+            x, index = fd.define_tensor([4, 3]), fd.define_tensor([1], dtype=DataType.Int)
+            x.set_device_mesh(DeviceMesh(range(size)))
+            x.outer_split(0, size)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+            fd.add_output(fd.ops.index_select(fd.ops.relu(x), index, 0))
+        return str(refusal(lambda: fd.execute([torch.ones(2, 3), torch.tensor([9])]), IndexRangeError))
+
+    for text in run_ranks(2, run):
+        assert "axis 0 of T2 has 4 elements" in text
 
 
 def norm(fd: FusionDefinition, x: TensorView) -> TensorView:

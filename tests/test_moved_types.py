@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from ranks import run_ranks
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import OperandError
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.ops.build import Ops
 
@@ -65,6 +67,73 @@ def test_pieces_change_hands(dtype: DataType) -> None:
         return same_bits(found.contiguous(), whole.view(12 // size, size)[:, rank].contiguous())
 
     assert run_ranks(3, run) == [True] * 3
+
+
+@pytest.mark.parametrize("dtype", FEW_OPS, ids=lambda d: d.name)
+def test_elements_are_compared(dtype: DataType) -> None:
+    """As wide numbers of the same values are; unsigned ones above the signed range too."""
+    given = torch.tensor([[3.0, 64, 0.5, 8], [16, 1, 2, 4], [0.25, 32, 128, 6]]).to(dtype.torch)
+    if dtype.is_integral:
+        given.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])[1, 2] = -5  # a large one
+    wide = [[value.item() for value in row] for row in given]  # Python's numbers, of any size
+    with FusionDefinition(backend="torch") as fd:
+        x, o = fd.define_tensor([3, 4], dtype=dtype), fd.ops
+        outputs = [o.cummax(x, 1), o.cummin(x, 1), o.argmax(x, 1), o.argmin(x, 1), *o.topk(x, 2, 1)]
+        for y in (*outputs, *o.topk(x, 3, 1, largest=False), o.argsort(x, 1), o.argsort(x, 1, descending=True)):
+            fd.add_output(y)
+    up = [sorted(range(4), key=row.__getitem__) for row in wide]
+    expected = [
+        [list(itertools.accumulate(row, max)) for row in wide],
+        [list(itertools.accumulate(row, min)) for row in wide],
+        [order[-1] for order in up],
+        [order[0] for order in up],
+        [[row[k] for k in order[:1:-1]] for row, order in zip(wide, up, strict=True)],
+        [order[:1:-1] for order in up],
+        [[row[k] for k in order[:3]] for row, order in zip(wide, up, strict=True)],
+        [order[:3] for order in up],
+        up,
+        [order[::-1] for order in up],
+    ]
+    assert [y.tolist() for y in fd.execute([given])] == expected
+
+
+@pytest.mark.parametrize("dtype", FEW_OPS, ids=lambda d: d.name)
+def test_elements_are_replaced_and_added(dtype: DataType) -> None:
+    given, at = torch.tensor([[1.0, 2, 4], [8, 16, 1], [2, 1, 4]]).to(dtype.torch), torch.tensor([2, 0, 2])
+    index = torch.tensor([[2, 0, 1]])
+    with FusionDefinition(backend="torch") as fd:
+        x, k, r = (fd.define_tensor(s, dtype=d) for s, d in (([3, 3], dtype), ([1, 3], D.Int), ([3], D.Int)))
+        fd.add_output(fd.ops.scatter(x, k, fd.ops.slice(x, [1, 0], [2, 3]), 0))
+        fd.add_output(fd.ops.scatter(x, k, 32, 0))
+        fd.add_output(fd.ops.index_put_accumulate(x, r, x))
+    wide = given.double()
+    moved, number = wide.scatter(0, index, wide[1:2]), wide.scatter(0, index, 32.0)
+    added = wide.index_put((at,), wide, accumulate=True).float().to(dtype.torch)
+    replaced, filled, summed = fd.execute([given, index, at])
+    assert torch.equal(replaced.double(), moved)
+    assert torch.equal(filled.double(), number)
+    assert same_bits(summed, added)
+
+
+@pytest.mark.parametrize("dtype", [d for d in FEW_OPS if d.is_floating], ids=lambda d: d.name)
+def test_scans_of_narrow_floats_are_accumulated_in_float32(dtype: DataType) -> None:
+    given = torch.tensor([[1.0, 0.5, 8, 64, 0.25, 2]]).to(dtype.torch)
+    with FusionDefinition(backend="torch") as fd:
+        x = fd.define_tensor([1, 6], dtype=dtype)
+        fd.add_output(fd.ops.cumsum(x, 1))
+        fd.add_output(fd.ops.cumprod(x, 1))
+    sums, products = fd.execute([given])
+    assert same_bits(sums, given.double().cumsum(1).float().to(dtype.torch))
+    assert same_bits(products, given.double().cumprod(1).float().to(dtype.torch))
+
+
+@pytest.mark.parametrize("dtype", [D.Bool, D.UInt16, D.UInt32, D.UInt64, D.Float8_e8m0fnu], ids=lambda d: d.name)
+def test_matrices_that_torch_does_not_multiply_are_refused(dtype: DataType) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 4], dtype=dtype)
+        for op in (fd.ops.matmul, fd.ops.linear):
+            with pytest.raises(OperandError, match=f"T0 is 'a tensor of {dtype.name}', expected floats or signed"):
+                op(x, x)
 
 
 VIEWS: dict[str, Callable[[Ops, TensorView], TensorView]] = {

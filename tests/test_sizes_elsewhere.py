@@ -7,8 +7,9 @@ import torch
 from ranks import run_ranks
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import InputError
 
-X, Y = ParallelType.mesh_x, ParallelType.mesh_y
+X = ParallelType.mesh_x
 MESHES: dict[str, tuple[object, object]] = {
     "other ranks get the result": ([1, 2], [0, 1, 2, 3]),
     "other ranks alone get it": ([3, 1], [0, 2]),
@@ -43,3 +44,23 @@ def test_ranks_outside_of_an_inputs_mesh_learn_its_size(name: str, rows: int) ->
                 torch.testing.assert_close(result, expected)
 
     run_ranks(4, run)
+
+
+def test_a_plan_of_an_uneven_shard_asks_for_the_size() -> None:
+    """`explain` exchanges nothing with other ranks."""
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(range(size))
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, 4], contiguity=True)
+            fd.add_output(fd.ops.sum(x, [0]))
+            x.set_device_mesh(mesh)
+            x.outer_split(0, size, uneven=True)
+            x.axis(0).parallelize(X)
+        shard = [mesh.shard_tensor(torch.ones(5, 4), 0)]
+        message = r"Expected input 0, T0, .* size of axis 0 but got an uneven one.*: pass sizes=\{...\} with the inputs"
+        with pytest.raises(InputError, match=message):
+            fd.explain(shard)
+        assert len(fd.explain(shard, sizes={x: (5, 4)}).collectives) == 1
+
+    run_ranks(2, run)

@@ -111,8 +111,8 @@ def computed_in(expr: Expr) -> Sharding:
     home = home_of(expr)
     inputs = sorted((t for t in expr.tensors if t.domain.mesh == home), key=unsharded_bytes, reverse=True)
     joined = join(t.domain.sharding for t in inputs)
-    if isinstance(expr.op, Call):
-        return allowed(expr, joined)
+    if isinstance(expr.op, Call):  # a part of what another input lost to the conflict may be no part of any alone
+        return allowed(expr, joined if home is None else restrict_to_inputs(joined, expr, home))
     if isinstance(expr.op, Reduce):
         reduced, rest = reduced_axes(expr), expr.output.domain.logical
         return tuple((p, d) for p, d in joined if carries(reduced, d) or carries(rest, d))

@@ -8,6 +8,8 @@ from typing import cast
 import torch
 
 from ..allocation.layouts import strides_of
+from ..base_error import ShardfuseError
+from ..ir.caller_lines import RAISED_BY
 from ..ir.scalar import Number
 from ..ops.evaluate import evaluate_all
 from ..segments.segment import Segment
@@ -25,7 +27,12 @@ def evaluation_of(segment: Segment, rank: int, device: torch.device) -> Callable
         env = dict(zip(segment.inputs, tensors, strict=True))
         numbers = dict(zip(scalars, cast(tuple[Number, ...], arguments[count:]), strict=True))
         for e in segment.exprs:
-            env.update(zip(e.outputs, evaluate_all(e, env, numbers, rank, device), strict=True))
+            try:
+                env.update(zip(e.outputs, evaluate_all(e, env, numbers, rank, device), strict=True))
+            except Exception as error:
+                if not isinstance(error, ShardfuseError):  # torch's, which knows of no op of the caller's
+                    error.add_note(f"{RAISED_BY}{e.op.name} of {e.output}")
+                raise
         return one_or_all([stored(env[t], shape, strides, tensors) for t, shape, strides in layouts])
 
     return run

@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import zip_longest
 from threading import RLock
+from typing import NoReturn
 
 import torch
 
-from ..allocation.global_sizes import global_sizes
+from ..allocation.global_sizes import Unknown, global_sizes
 from ..compiler import Plan, compile_fusion, with_schedules
 from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
@@ -204,7 +205,7 @@ class FusionExecutorCache:
             bound = bind_arguments(self.fusion, arguments, current_rank(), None)
             found, unknown = global_sizes(self.fusion, bound.local_shapes, sizes or {})
             if unknown:
-                raise NoPlanError
+                self._refuse_unknown(unknown[0])
             numbers = self._numbers(arguments)
             text = self._description(found, bound.device, numbers)
             return plan_on(self.plan(found, numbers), text, bound.device, self.options)
@@ -219,6 +220,13 @@ class FusionExecutorCache:
         if device is None:
             return self.plan(shapes)
         return plan_on(self.plan(shapes), self._description(shapes, device), device, self.options)
+
+    def _refuse_unknown(self, unknown: Unknown) -> NoReturn:
+        """Raises ``InputError``: a plan is made without the other ranks, who could tell the size."""
+        index = [i.val for i in self.fusion.inputs].index(unknown.tv)
+        expected = f"a shard that tells the unsharded size of axis {unknown.axis}"
+        found = f"an uneven one, {unknown.local} long"
+        raise InputError(index, unknown.tv.name, found, expected, "pass sizes={...} with the inputs")
 
     def last_trace(self) -> str:
         """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""

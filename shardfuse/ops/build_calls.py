@@ -14,6 +14,9 @@ from .build_reductions import ReductionBuilder
 from .builder import Operand, literal, normalize_dim
 from .call_signature import DRAWN
 
+_NO_MATRICES = (DataType.Bool, DataType.UInt16, DataType.UInt32, DataType.UInt64, DataType.Float8_e8m0fnu)
+"""Types of which torch has no product of matrices on any device."""
+
 
 class CallBuilder(ReductionBuilder):
     """Ops that are one torch call each."""
@@ -23,7 +26,7 @@ class CallBuilder(ReductionBuilder):
         for k, t in enumerate((a, b)):
             if self._tensor("matmul", t, k).ndim == 0:
                 raise OperandError("matmul", f"operand {k}", t, "a tensor of at least 1 dim")
-        self._same_type("matmul", a, b)
+        self._are_multiplied("matmul", a, b)
         return self._call(Call("matmul"), [a, b], [a.dtype])[0]
 
     def linear(self, x: TensorView, weight: TensorView, bias: TensorView | None = None) -> TensorView:
@@ -35,7 +38,7 @@ class CallBuilder(ReductionBuilder):
             raise OperandError("linear", "weight", weight, "a tensor of 1 or 2 dims, and x of at least 1")
         if bias is not None and bias.ndim != weight.ndim - 1:
             raise OperandError("linear", "bias", bias, f"a tensor of {weight.ndim - 1} dims")
-        self._same_type("linear", *operands)
+        self._are_multiplied("linear", *operands)
         return self._call(Call("linear"), operands, [x.dtype])[0]
 
     def grouped_mm(self, mat1: TensorView, mat2: TensorView, offsets: TensorView) -> TensorView:
@@ -163,6 +166,13 @@ class CallBuilder(ReductionBuilder):
         """A call whose inputs may be left out: the names of those that are there are kept."""
         there = {role: self._operand(op, k, v) for k, (role, v) in enumerate(given.items()) if v is not None}
         return self._call(WithRoles(op, tuple(there), dtype), list(there.values()), dtypes)
+
+    def _are_multiplied(self, op: str, *operands: TensorView) -> None:
+        """Of one type, of which torch multiplies matrices."""
+        self._same_type(op, *operands)
+        first = operands[0]
+        if first.dtype in _NO_MATRICES:
+            raise OperandError(op, first.name, f"a tensor of {first.dtype.name}", "floats or signed integers: cast it")
 
     def _same_type(self, op: str, *operands: TensorView) -> None:
         for t in operands[1:]:

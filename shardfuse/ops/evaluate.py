@@ -15,6 +15,7 @@ import torch
 
 from ..errors import IndexRangeError
 from ..ir.call import Call, WithRoles
+from ..ir.caller_lines import definitions_name
 from ..ir.digits import Axis, Digit, cut_out, extent, parted
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
@@ -160,7 +161,7 @@ def _check_indices(expr: Expr, values: Sequence[torch.Tensor | Number], of: Inde
     lowest, size = -table.shape[of.dim] if of.wraps else 0, table.shape[of.dim]
     for found in ends:
         if not lowest <= found < size:
-            names = [str(expr.inputs[k]) for k in (of.index, of.table)]
+            names = [definitions_name(str(expr.inputs[k])) for k in (of.index, of.table)]
             op = f"{expr.op.name} of {expr.output}"
             raise IndexRangeError(op, names[0], found, lowest, size, of.dim, names[1])
 

@@ -19,7 +19,7 @@ from .call_signature import (
     told,
 )
 from .host import rounded_number
-from .moved_bits import moved
+from .moved_bits import moved, moved_into
 from .shape_calls import renamed
 
 
@@ -83,8 +83,9 @@ def _run_scatter(values: Arguments, call: Call) -> torch.Tensor:
     x, index, src = tensor_of(values, 0), tensor_of(values, 1).to(torch.int64), values[2]
     dim = dim_of(call)
     if isinstance(src, torch.Tensor):
-        return torch.scatter(x, dim, index, src)
-    return torch.scatter(x, dim, index, rounded_number(src, x.dtype))  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return moved_into(lambda x, src: torch.scatter(x, dim, index, src), x, src)
+    number = torch.full((), rounded_number(src, x.dtype), dtype=x.dtype, device="cpu")  # type: ignore[arg-type]
+    return moved_into(lambda x, number: torch.scatter(x, dim, index, number.item()), x, number)
 
 
 def _index_put(shapes: Shapes, call: Call) -> Signature:
@@ -94,7 +95,11 @@ def _index_put(shapes: Shapes, call: Call) -> Signature:
 
 def _run_index_put(values: Arguments, call: Call) -> torch.Tensor:
     x, index, src = tensors_of(values)
-    return torch.index_put(x, (index,), src, accumulate=True)
+    if x.dtype.is_floating_point and x.dtype.itemsize == 1:  # added in float32, and rounded once
+        return torch.index_put(x.float(), (index,), src.float(), accumulate=True).to(x.dtype)
+    return moved_into(
+        lambda x, src: torch.index_put(x, (index,), src, accumulate=True), x, src
+    )  # unsigned numbers wrap
 
 
 def _embedding(shapes: Shapes, call: Call) -> Signature:

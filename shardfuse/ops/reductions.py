@@ -11,6 +11,7 @@ import torch
 from ..ir.dtype import DataType
 from ..ir.op import ReductionKind
 from ..ir.scalar import Number
+from .moved_bits import comparable, compared
 
 Axes = tuple[int, ...]
 
@@ -57,22 +58,10 @@ def _one_by_one(reduce: Callable[[torch.Tensor, int], torch.Tensor], x: torch.Te
     return x
 
 
-_ORDER = {
-    torch.bool: torch.uint8,
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
-    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu), torch.float32),
-}
-"""Of dtypes that torch does not compare, one that has their order."""
-
-
 def extreme(op: str, x: torch.Tensor, axes: Axes) -> torch.Tensor:
     """The largest or smallest element over ``axes``, none of which is empty, in any dtype that has an order."""
-    if x.dtype == torch.uint64:  # signed numbers have this order once the top bit is flipped
-        lowest = torch.iinfo(torch.int64).min
-        return (extreme(op, x.view(torch.int64) ^ lowest, axes) ^ lowest).view(torch.uint64)
-    ordered = x.to(_ORDER.get(x.dtype, x.dtype))
-    return (ordered.amax(axes) if op == "max" else ordered.amin(axes)).to(x.dtype)
+    ordered = comparable(x)
+    return compared(ordered.amax(axes) if op == "max" else ordered.amin(axes), x.dtype)
 
 
 def _extreme(op: Literal["max", "min"]) -> Callable[[torch.Tensor, Axes, DataType], torch.Tensor]:

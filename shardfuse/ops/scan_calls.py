@@ -7,9 +7,12 @@ import torch
 from ..ir.base_op import numbers
 from ..ir.call import AlongAxis, Argsort, Call, TopK
 from .call_signature import Arguments, AxisNames, Shapes, Signature, TorchCall, axis_names, dim_of, tensor_of, told
+from .moved_bits import comparable, compared
 from .shape_calls import renamed
 
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_WIDE = dict.fromkeys(
+    (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu), torch.float32
+)
 """What sums and products along an axis are accumulated in."""
 
 
@@ -60,26 +63,35 @@ def _kept(dtype: torch.dtype) -> torch.dtype:
 
 def _run_argsort(values: Arguments, call: Call) -> torch.Tensor:
     order = told(call, Argsort)
-    return torch.argsort(tensor_of(values, 0), dim=order.dim, descending=order.descending, stable=order.stable)
+    return torch.argsort(
+        comparable(tensor_of(values, 0)), dim=order.dim, descending=order.descending, stable=order.stable
+    )
 
 
 def _run_topk(values: Arguments, call: Call) -> tuple[torch.Tensor, ...]:
     chosen = told(call, TopK)
     (k,) = numbers([chosen.k])
-    found = torch.topk(tensor_of(values, 0), k, chosen.dim, chosen.largest, chosen.sorted)
-    return found.values, found.indices
+    x = tensor_of(values, 0)
+    found = torch.topk(comparable(x), k, chosen.dim, chosen.largest, chosen.sorted)
+    return compared(found.values, x.dtype), found.indices
 
 
 def _run_arg(values: Arguments, call: Call, *, largest: bool) -> torch.Tensor:
-    at = told(call, AlongAxis).dim
-    return torch.argmax(tensor_of(values, 0), at) if largest else torch.argmin(tensor_of(values, 0), at)
+    at, x = told(call, AlongAxis).dim, comparable(tensor_of(values, 0))
+    return torch.argmax(x, at) if largest else torch.argmin(x, at)
+
+
+def _run_extremes(values: Arguments, call: Call, *, largest: bool) -> torch.Tensor:
+    x = tensor_of(values, 0)
+    ordered, at = comparable(x), dim_of(call)
+    return compared((ordered.cummax(at) if largest else ordered.cummin(at)).values, x.dtype)
 
 
 SCAN_CALLS: dict[str, TorchCall] = {
     "cumsum": TorchCall(_same, _run_cumsum, "sums up to each index of an axis"),
     "cumprod": TorchCall(_same, _run_cumprod, "products up to each index of an axis"),
-    "cummax": TorchCall(_same, lambda x, a: tensor_of(x, 0).cummax(dim_of(a)).values, "maxima up to each index"),
-    "cummin": TorchCall(_same, lambda x, a: tensor_of(x, 0).cummin(dim_of(a)).values, "minima up to each index"),
+    "cummax": TorchCall(_same, lambda x, a: _run_extremes(x, a, largest=True), "maxima up to each index"),
+    "cummin": TorchCall(_same, lambda x, a: _run_extremes(x, a, largest=False), "minima up to each index"),
     "argsort": TorchCall(_argsort, _run_argsort, "indices that sort an axis"),
     "topk": TorchCall(_topk, _run_topk, "the k largest or smallest of an axis, and their indices"),
     "argmax": TorchCall(_gone, lambda x, a: _run_arg(x, a, largest=True), "the index of the largest"),
