@@ -228,7 +228,7 @@ def test_ranks_that_share_a_group_object_are_told_of_the_standstill() -> None:
         dist.barrier()
         dist.all_reduce(torch.ones(1), group=kept[1])
 
-    with pytest.raises(SimulationStuckError, match="rank 0 in .*all_reduce.*rank 1 in"):
+    with pytest.raises(SimulationStuckError, match=r"rank 0 in .*all_reduce.*rank 1 in"):
         simulate(run, 2, timeout=20)
 
 
