@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from ranks import run_ranks
@@ -386,6 +387,22 @@ def test_what_a_transform_has_not_made_is_a_constant_of_it(transform: str) -> No
         else:
             found, expected = torch.func.vmap(scaled)(w), factor * w
         assert_near(found, expected, n=4)
+    spans = []
+    torch.func.grad(lambda w: (spans.extend(fd.timeline([x]).spans), w.sum())[1])(w)
+    assert [span.name for span in spans] == [span.name for span in fd.timeline([x]).spans]
+
+
+@pytest.mark.parametrize("number", [1.5, float("inf")])
+def test_a_script_has_pythons_own_numbers_for_those_of_numpy(number: float) -> None:
+    """``execute`` takes both, and what NumPy prints needs an import that a script does not have."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1])
+        factor, power = (fd.define_scalar(dtype=dtype) for dtype in (DataType.Double, DataType.Int))
+        fd.add_output(fd.ops.mul(fd.ops.mul(x, factor), power))
+    given = [numbers(3), np.float64(number), np.int64(2)]
+    fd.execute(given, save_repro_inputs=True)
+    expected = fd.repro_script_for([given[0], number, 2])
+    assert fd.repro_script_for(given) == fd.last_repro_script() == expected
 
 
 def test_results_carry_no_tangent() -> None:

@@ -219,6 +219,19 @@ def test_a_collective_that_all_have_come_to_is_no_standstill(monkeypatch: pytest
     assert simulate(run, 3) == [3.0] * 3
 
 
+def test_ranks_that_share_a_group_object_are_told_of_the_standstill() -> None:
+    """As where one keeps its group in a global variable: both are the same rank to torch, and none is the other."""
+    kept: dict[int, dist.ProcessGroup] = {}
+
+    def run() -> None:
+        kept[dist.get_rank()] = dist.distributed_c10d._get_default_group()
+        dist.barrier()
+        dist.all_reduce(torch.ones(1), group=kept[1])
+
+    with pytest.raises(SimulationStuckError, match=r"rank 0 in .*all_reduce.*rank 1 in"):
+        simulate(run, 2, timeout=20)
+
+
 def test_refusals() -> None:
     with pytest.raises(SimulationError, match="world_size=0"):
         simulate(lambda: None, 0)

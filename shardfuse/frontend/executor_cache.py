@@ -128,7 +128,7 @@ class FusionExecutorCache:
         """What ran when in a run on these arguments."""
         arguments = self._received(arguments)
         device = next((a.device for a in arguments if isinstance(a, torch.Tensor)), torch.device("cpu"))
-        with without_graph(self.fusion, arguments), self.turn(), no_autocast(device.type):
+        with without_graph(self.fusion, arguments), outside_transforms(), self.turn(), no_autocast(device.type):
             return record(self.program(arguments, sizes), arguments, current_rank(), device)
 
     def turn(self) -> AbstractContextManager[None]:
@@ -169,7 +169,7 @@ class FusionExecutorCache:
         All ranks of the meshes call it.  What was chosen for each segment that has kernels, in order.
         """
         arguments = self._received(arguments)
-        with without_graph(self.fusion, arguments), self.turn():
+        with without_graph(self.fusion, arguments), outside_transforms(), self.turn():
             call = self._prepare(self._key(arguments, sizes, device), arguments, dict(sizes or {}), device)
             check_can_tune(self.options, call.bound.device, tuner.timer)
             self._bind(call)

@@ -9,12 +9,14 @@ import torch.distributed as dist
 
 from ..errors import KernelCompileError, ShardfuseError
 from ..ir.scalar import number_text
+from ..ops.host import python_number
 
 
 def described(value: object) -> str:
     """Python for an argument like this one: of a tensor without its data."""
     if isinstance(value, torch.Tensor):
         return _tensor_text(value)
+    value = python_number(value)
     return number_text(value) if isinstance(value, int | float | complex) else repr(value)  # which may be what is wrong
 
 

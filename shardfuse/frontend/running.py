@@ -20,6 +20,7 @@ from ..ir.caller_lines import lines_named
 from ..ir.fusion import Fusion
 from ..ir.scalar import Number
 from ..ir.tensor_view import TensorView
+from ..ops.host import python_number
 from .argument_checks import ranks_of
 from .detection import has_dtensor
 from .repeat import Repeated
@@ -224,6 +225,7 @@ class Running:
         Raises ``InputError`` and ``InputCountError`` for tensors in place of numbers, or the other way round.
         """
         if inputs is not None:
+            inputs = [python_number(v) for v in inputs]
             with lines_named(self.fusion):
                 check_kinds(self.fusion, inputs)
         return self._script_for(inputs)

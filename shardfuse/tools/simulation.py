@@ -154,8 +154,8 @@ class _Baton:
         self.missed: dict[int, bool] = {}
         self.looks: dict[int, int] = {}
         """By thread that looks into the store: how often it has found nothing since the last step of any rank."""
-        self.come: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        """By collective: how many of its ranks have come to it."""
+        self.come: WeakKeyDictionary[object, set[int]] = WeakKeyDictionary()
+        """By collective: which of its ranks have come to it.  Of two that share a group object both come as one."""
         self.inside: dict[int, tuple[object, int]] = {}
         """By thread: the collective that it is in, and the number of its ranks."""
         self.last_step = time.monotonic()
@@ -217,10 +217,10 @@ class _Baton:
         self.looks.clear()
 
     @contextmanager
-    def within(self, collective: object, size: int) -> Generator[None]:
-        """This rank has come to a collective of ``size`` ranks, and waits there while others run."""
+    def within(self, collective: object, rank: int, size: int) -> Generator[None]:
+        """``rank`` of the ``size`` of a collective has come to it, and waits there while others run."""
         thread = threading.get_ident()
-        self.come[collective] = self.come.get(collective, 0) + 1
+        self.come.setdefault(collective, set()).add(rank)
         self.inside[thread] = collective, size
         try:
             with self.handed_on():
@@ -253,7 +253,7 @@ class _Baton:
                 return False
             if sum(count > 1 for count in self.looks.values()) < self.looking:  # one has not looked since
                 return False
-            return all(self.come[collective] < size for collective, size in self.inside.values())
+            return all(len(self.come[collective]) < size for collective, size in self.inside.values())
 
 
 class _SharedStore(Store):
@@ -309,7 +309,7 @@ def _threaded_world(baton: _Baton) -> Generator[None]:
     join, sleep = _threads.Collective.join, time.sleep
 
     def join_without_baton(self: object, rank: int, data: object) -> object:
-        with baton.within(self, cast(Any, self)._world_size):
+        with baton.within(self, rank, cast(Any, self)._world_size):
             return join(self, rank, data)
 
     def sleep_without_baton(seconds: float) -> None:
