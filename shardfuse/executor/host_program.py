@@ -65,6 +65,12 @@ class Program:
         return bound_text(self.apart, functions)
 
 
+def empty_program(outputs: int) -> Program:
+    """That of a rank on which nothing runs: every output is ``None``."""
+    text = f"def program(*arguments):\n    return ({'None, ' * outputs})\n"
+    return Program(bound_text(text, {}), text, domains=(None,) * outputs, apart=text)
+
+
 def bound_text(text: str, names: Mapping[str, object]) -> Host:
     """The program of this text."""
     space = dict(names)

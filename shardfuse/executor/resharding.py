@@ -371,7 +371,8 @@ def sum_over_mesh(
     """The sum of every rank's ``n`` along ``mesh_dims``, on each rank of ``team``: 8 bytes a mesh dimension.
 
     Where ``team`` has ranks that ``mesh`` lacks, they are told by one sum over all of ``team``, to which one rank of
-    each place along ``mesh_dims`` adds.  A rank that is not in ``team`` runs nothing: it guesses, without the others.
+    each place along ``mesh_dims`` adds.  A rank that is not in ``team`` guesses, without the others: it runs
+    only what depends on no mesh.
     """
     rank = current_rank()
     if rank not in team:

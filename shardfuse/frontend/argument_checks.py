@@ -56,3 +56,16 @@ def ranks_of(fusion: Fusion) -> tuple[int, ...]:
     """The ranks of all meshes of the fusion, ascending: those that have to run the same program."""
     meshes = [tv.domain.mesh for tv in fusion.tensors() if tv.domain.mesh is not None]
     return tuple(sorted(dict.fromkeys(r for mesh in meshes for r in mesh.ranks)))
+
+
+def is_all_on_meshes(fusion: Fusion) -> bool:
+    """Is every output connected by ops to a tensor that has a mesh, so that a rank on none of the meshes makes none?"""
+    reached = {tv for tv in fusion.tensors() if tv.domain.mesh is not None}
+    known = 0
+    while len(reached) > known:
+        known = len(reached)
+        for r in fusion.records:
+            beside = [v for v in (*r.inputs, *r.outputs) if isinstance(v, TensorView)]
+            if not reached.isdisjoint(beside):
+                reached.update(beside)
+    return reached.issuperset(fusion.outputs)

@@ -16,15 +16,18 @@ Sizes = Mapping[TensorView, Sequence[int]]
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A program and the plan that it runs."""
+    """A program and the plan that it runs; None on a rank that has no part of it."""
 
     program: Program
-    plan: Plan
+    plan: Plan | None
 
 
 @dataclass(frozen=True)
 class BoundCall:
-    """What a program is bound for.  key: that it is found by; ranks: of all meshes; text: what they must have alike."""
+    """What a program is bound for.  key: that it is found by; ranks: of all meshes; text: what they must have alike.
+
+    has_part: False on a rank that none of the program is on, and that does not know its sizes.
+    """
 
     key: Hashable
     bound: Bound
@@ -33,3 +36,4 @@ class BoundCall:
     rank: int
     ranks: tuple[int, ...]
     text: str
+    has_part: bool = True

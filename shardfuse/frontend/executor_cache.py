@@ -21,7 +21,7 @@ from ..executor.autocast import no_autocast
 from ..executor.binding import Argument, bind_arguments, is_out_of, ranges_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
-from ..executor.host_program import Program
+from ..executor.host_program import Program, empty_program
 from ..executor.options import CompileOptions
 from ..executor.plain_arguments import are_taken_as_they_are, outside_transforms, received, without_graph
 from ..executor.resharding import sum_over_mesh
@@ -42,7 +42,14 @@ from ..mesh.groups import world_key
 from ..mesh.process import check_is_a_rank, ledger_of
 from ..passes.settle_inputs import settle_inputs
 from ..schedulers.schedule import Schedule
-from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
+from .argument_checks import (
+    asks_other_ranks,
+    check_device,
+    check_layouts,
+    check_meshes,
+    is_all_on_meshes,
+    ranks_of,
+)
 from .bound_call import BoundCall, Made, Sizes
 from .building import Kernels, builder_of, built
 from .exchanges import agree_on_memory, plan_on, promises, told_elsewhere, with_exchanges_here
@@ -79,6 +86,7 @@ class FusionExecutorCache:
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
         self._team = ranks_of(fusion)
+        self._is_all_on_meshes = is_all_on_meshes(fusion)
         self._turn: tuple[Hashable, AbstractContextManager[None]] | None = None
         forgotten_in_forks(self)
 
@@ -173,7 +181,7 @@ class FusionExecutorCache:
             call = self._prepare(self._key(arguments, sizes, device), arguments, dict(sizes or {}), device)
             check_can_tune(self.options, call.bound.device, tuner.timer)
             self._bind(call)
-            return [tuned for tuned in self._tune(call, tuner) if tuned is not None]
+            return [tuned for tuned in self._tune(call, tuner) if tuned is not None] if call.has_part else []
 
     def tuner(self, timer: Timer | None = None, seconds: float | None = None) -> Tuner:
         return Tuner(self.options, timer, sys.stderr, seconds)
@@ -285,6 +293,8 @@ class FusionExecutorCache:
             check_device(self.fusion, arguments, bound.device)
             check_promises_kept(self.fusion.promises, self.options, bound.device)
             sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
+        if unknown and rank not in ranks and self._is_all_on_meshes:
+            return BoundCall(key, bound, {}, {}, rank, ranks, "", has_part=False)
         if unknown:  # the exchange is a collective: all have to come to the same one
             asked = self._description({}, bound.device)
             agree(ranks, asked)
@@ -301,6 +311,8 @@ class FusionExecutorCache:
         return told_elsewhere(call, self.options, partial(self.plan, sizes, numbers))
 
     def _bind(self, call: BoundCall) -> Made:
+        if not call.has_part:
+            return Made(empty_program(len(self.fusion.outputs)), None)
         made = self.programs.get(call.key)
         if made is None:
             kernels: Kernels = {}
@@ -320,6 +332,7 @@ class FusionExecutorCache:
         """The program of ``call``, of which all ranks have to have ``text`` alike.  kernels: as of ``_build``."""
         with taken_back_on_failure(), agreed(call.ranks, text, call.text) as promised, self._lines_named:
             made = self._build(call, kernels)
+            assert made.plan is not None, "this rank has a part of it"
             promised += promises(made.plan, call)
         self.programs.put(call.key, made)
         self._last = made
