@@ -5,7 +5,7 @@
     Branch("x < 3", (...), (...))                   if x < 3: ... else: ...
 
 A simple statement is a call, a ``return``, or an assignment to names, with blanks around its ``=`` and none around that
-of a keyword argument: so what it defines and what it reads are told without Python's parser, which takes longer than
+of a keyword argument: so what it defines and what it reads are found without Python's parser, which takes longer than
 all else that a kernel's text does.  Nothing but ``rendered`` indents.
 """
 

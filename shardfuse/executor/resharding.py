@@ -370,7 +370,7 @@ def sum_over_mesh(
 ) -> int:
     """The sum of every rank's ``n`` along ``mesh_dims``, on each rank of ``team``: 8 bytes a mesh dimension.
 
-    Where ``team`` has ranks that ``mesh`` lacks, they are told by one sum over all of ``team``, to which one rank of
+    Where ``team`` has ranks that ``mesh`` lacks, they learn it from one sum over all of ``team``, to which one rank of
     each place along ``mesh_dims`` adds.  A rank that is not in ``team`` guesses, without the others: it runs
     only what depends on no mesh.
     """

@@ -64,7 +64,7 @@ def is_all_on_meshes(fusion: Fusion) -> bool:
     known = 0
     while len(reached) > known:
         known = len(reached)
-        for r in fusion.records:
+        for r in (*fusion.records, *reversed(fusion.records)):  # what reads a tensor, then what it is made of
             beside = [v for v in (*r.inputs, *r.outputs) if isinstance(v, TensorView)]
             if not reached.isdisjoint(beside):
                 reached.update(beside)

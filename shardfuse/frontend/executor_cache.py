@@ -86,7 +86,6 @@ class FusionExecutorCache:
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
         self._team = ranks_of(fusion)
-        self._is_all_on_meshes = is_all_on_meshes(fusion)
         self._turn: tuple[Hashable, AbstractContextManager[None]] | None = None
         forgotten_in_forks(self)
 
@@ -293,7 +292,7 @@ class FusionExecutorCache:
             check_device(self.fusion, arguments, bound.device)
             check_promises_kept(self.fusion.promises, self.options, bound.device)
             sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
-        if unknown and rank not in ranks and self._is_all_on_meshes:
+        if unknown and rank not in ranks and is_all_on_meshes(self.fusion):
             return BoundCall(key, bound, {}, {}, rank, ranks, "", has_part=False)
         if unknown:  # the exchange is a collective: all have to come to the same one
             asked = self._description({}, bound.device)
