@@ -120,7 +120,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
         It makes symbols of floats too: of one that it first meets within a checkpoint the next checkpoint has none.
         """
-        loss = self.loss
+        loss = self.row_loss
         for number in (loss.label_smoothing, loss.z_loss, loss.temperature):
             assert number >= 0, "the loss has checked it"
 

@@ -18,7 +18,7 @@ from .fused import FusedOp
 from .fusion_run import FusionRun
 from .logits_fusions import give_strays, logits_and_target
 from .loss import CrossEntropyLoss
-from .loss_fusions import LossSpec, gradient_of_logits, loss_of_rows
+from .loss_fusions import LossSpec, Targets, gradient_of_logits, loss_of_rows
 from .placement import WHOLE, define, give
 from .second_derivatives import Once, apply_of_c
 from .tensor_kinds import are_torchs, forward_ad
@@ -66,12 +66,13 @@ def _loss_and_gradient(spec: LossSpec) -> FusionDefinition:
     with FusionDefinition() as fd:
         given = define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype)
         logits, target = logits_and_target(fd, spec, given)
-        rows = loss_of_rows(fd, spec, logits, target)
+        targets = Targets.of(fd, spec, target)
+        rows = loss_of_rows(fd, spec, logits, targets)
         softmax = fd.ops.div(rows.weights, rows.total)
-        d_logits = gradient_of_logits(fd, spec, target, softmax, rows.maximum, rows.log_sum, None)
+        d_logits = gradient_of_logits(fd, spec, targets, softmax, rows.maximum, rows.log_sum, None)
         give(fd, rows.loss, spec.mesh, spec.rows)
         give(fd, d_logits, spec.mesh, spec.placement)
-        give_strays(fd, spec, rows.counted, rows.known)
+        give_strays(fd, spec, targets.counted, targets.known)
     fd.fusion.given_up = (given,)
     return fd
 

@@ -19,7 +19,7 @@ from . import traced
 from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
 from .logits_fusions import LogitsSpec, give_strays, logits_and_target
-from .loss_fusions import REDUCTIONS, LossSpec, Reduction, gradient_of_logits, loss_of_rows
+from .loss_fusions import REDUCTIONS, LossSpec, Reduction, Targets, gradient_of_logits, loss_of_rows
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 
@@ -253,17 +253,18 @@ def _forward(spec: LossSpec) -> FusionDefinition:
     """
     with FusionDefinition() as fd:
         logits, target = logits_and_target(fd, spec)
-        rows = loss_of_rows(fd, spec, logits, target)
+        targets = Targets.of(fd, spec, target)
+        rows = loss_of_rows(fd, spec, logits, targets)
         loss = rows.loss
         count = None
         if spec.reduction != "none":
             loss = fd.ops.sum(loss, list(range(spec.ndim)))
         if spec.reduction == "mean":
-            count = fd.ops.sum(fd.ops.cast(rows.counted, dtype=DataType.Int), list(range(spec.ndim)))
+            count = fd.ops.sum(fd.ops.cast(targets.counted, dtype=DataType.Int), list(range(spec.ndim)))
             count = fd.ops.cast(count, dtype=spec.compute)
             loss = fd.ops.div(loss, count)
         give(fd, loss, spec.mesh, spec.loss[1])
-        give_strays(fd, spec, rows.counted, rows.known)
+        give_strays(fd, spec, targets.counted, targets.known)
         give(fd, rows.maximum, spec.mesh, spec.rows)
         give(fd, rows.log_sum, spec.mesh, spec.rows)
         if count is not None:
@@ -284,7 +285,8 @@ def _backward(spec: LossSpec) -> FusionDefinition:
         log_sum = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
         if spec.reduction == "mean":
             gradient = fd.ops.div(gradient, define(fd, spec.mesh, spec.scalar, [], spec.compute))
+        targets = Targets.of(fd, spec, target)
         softmax = fd.ops.exp(fd.ops.sub(fd.ops.sub(logits, maximum), log_sum))
-        d_logits = gradient_of_logits(fd, spec, target, softmax, maximum, log_sum, gradient)
+        d_logits = gradient_of_logits(fd, spec, targets, softmax, maximum, log_sum, gradient)
         give(fd, d_logits, spec.mesh, spec.placement)
     return fd

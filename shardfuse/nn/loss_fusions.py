@@ -30,22 +30,32 @@ class LossSpec(LogitsSpec):
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Numbers of rows, [..., 1], and ``weights``, exp(logits - maximum), whose sum is ``total``.
+class Targets:
+    """``chosen``: is a class the row's target?  And of rows, is the target one that is ``counted``, not ignored, and
+    ``known``, a class?"""
 
-    ``counted``: is the target not ignored?  ``known``: is it a class?
-    """
+    chosen: TensorView
+    counted: TensorView
+    known: TensorView
+
+    @classmethod
+    def of(cls, fd: FusionDefinition, spec: LossSpec, target: TensorView) -> Targets:
+        chosen = is_target(fd, spec, target)
+        return cls(chosen, fd.ops.ne(target, spec.ignore_index), is_class(fd, spec, target))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Numbers of rows, [..., 1], and ``weights``, exp(logits - maximum), whose sum is ``total``."""
 
     loss: TensorView
     maximum: TensorView
     log_sum: TensorView
-    counted: TensorView
-    known: TensorView
     weights: TensorView
     total: TensorView
 
 
-def loss_of_rows(fd: FusionDefinition, spec: LossSpec, logits: TensorView, target: TensorView) -> Rows:
+def loss_of_rows(fd: FusionDefinition, spec: LossSpec, logits: TensorView, targets: Targets) -> Rows:
     """log_sum = log(sum(exp(logits - maximum))).
 
     The target's logit is found as a sum over the classes, in which all others count 0: kernels read that one element,
@@ -56,7 +66,7 @@ def loss_of_rows(fd: FusionDefinition, spec: LossSpec, logits: TensorView, targe
     weights = fd.ops.exp(shifted)
     total = fd.ops.sum(weights, [-1], keepdim=True)
     log_sum = fd.ops.log(total)
-    chosen = fd.ops.where(is_target(fd, spec, target), logits, 0.0)
+    chosen = fd.ops.where(targets.chosen, logits, 0.0)
     chosen = fd.ops.sum(chosen, [-1], keepdim=True)
     loss = fd.ops.sub(log_sum, fd.ops.sub(chosen, maximum))
     if spec.label_smoothing:
@@ -66,15 +76,14 @@ def loss_of_rows(fd: FusionDefinition, spec: LossSpec, logits: TensorView, targe
     if spec.z_loss:
         whole = fd.ops.add(maximum, log_sum)
         loss = fd.ops.add(loss, fd.ops.mul(fd.ops.mul(whole, whole), spec.z_loss))
-    counted, known = fd.ops.ne(target, spec.ignore_index), is_class(fd, spec, target)
-    loss = fd.ops.where(counted, fd.ops.where(known, loss, math.nan), 0.0)
-    return Rows(loss, maximum, log_sum, counted, known, weights, total)
+    loss = fd.ops.where(targets.counted, fd.ops.where(targets.known, loss, math.nan), 0.0)
+    return Rows(loss, maximum, log_sum, weights, total)
 
 
 def gradient_of_logits(
     fd: FusionDefinition,
     spec: LossSpec,
-    target: TensorView,
+    targets: Targets,
     softmax: TensorView,
     maximum: TensorView,
     log_sum: TensorView,
@@ -84,7 +93,7 @@ def gradient_of_logits(
 
     gradient: of the rows' losses; None for 1.  A z-loss's softmax counts 1 + 2 * z_loss * log(sum(exp(logits))) times.
     """
-    weight = fd.ops.cast(is_target(fd, spec, target), dtype=spec.compute)
+    weight = fd.ops.cast(targets.chosen, dtype=spec.compute)
     if spec.label_smoothing:
         even = spec.label_smoothing / spec.classes
         weight = fd.ops.add(fd.ops.mul(weight, 1.0 - spec.label_smoothing), even)
@@ -97,6 +106,6 @@ def gradient_of_logits(
         gradient = cooled(fd, spec, gradient)
         row_gradient = fd.ops.mul(fd.ops.sub(softmax, weight), gradient)
     # An ignored row is chosen away, not multiplied by zero: its logits may be infinite.
-    row_gradient = fd.ops.where(is_class(fd, spec, target), row_gradient, math.nan)
-    d_logits = fd.ops.where(fd.ops.ne(target, spec.ignore_index), row_gradient, 0.0)
+    row_gradient = fd.ops.where(targets.known, row_gradient, math.nan)
+    d_logits = fd.ops.where(targets.counted, row_gradient, 0.0)
     return fd.ops.cast(d_logits, dtype=spec.dtype)
