@@ -1,4 +1,4 @@
-"""Cross entropy of a linear layer's outputs, a chunk of rows at a time, so that logits are never whole."""
+"""Cross entropy of a linear layer's outputs, a chunk of rows at a time where all logits would take much memory."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ _MULTIPLE = 128
 class LinearCrossEntropyLoss(torch.nn.Module):
     """The cross entropy of ``x @ weight.T + bias``, with the logits of a chunk of rows in memory at a time.
 
-    The backward computes a chunk's logits again: one matmul more, for memory of chunk_rows * classes instead of all
-    rows.  The weight's gradient is added up over the chunks in the weight's dtype.  Arguments are those of
+    Training by the mean or the sum makes the gradients with the loss, chunk by chunk, while a chunk's logits are there:
+    the logits are multiplied once, and what is kept for the backward are the gradients.  That of the weight is added up
+    over the chunks in float32 (float64) and rounded once.  With reduction="none", and under torch.compile, the backward
+    computes a chunk's logits again, and adds up in the weight's dtype.  Logits that make one chunk are kept, as by a
+    layer and ``CrossEntropyLoss``.  Under autocast x, weight and bias may be of several dtypes.  Arguments are those of
     ``CrossEntropyLoss``, and
 
-    chunk_rows: rows of a chunk; left out, as many that its logits are about as large as x.
+    chunk_rows: rows of a chunk; left out, as many that its logits have no more elements than x and weight together (at
+    least 128).
     mesh, logits: on a mesh, how the logits are placed: ``Shard(-1)``, where each rank has a part of the classes (of
     weight and bias), or Replicate.  The gradient of x is then each rank's summand, as of any column-parallel layer
     (``output_grad=Partial()`` of the norm before).

@@ -39,11 +39,8 @@ class LossAndGradient(CrossEntropyLoss):
 
     family = ""  # no op of torch.compile's
 
-    def __call__(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """logits: [rows, classes] (local), target: [rows] -> [rows] in float32 or float64, and as the logits."""
-        return super().__call__(logits, target)
-
     def forward(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """logits: [rows, classes] (local), target: [rows] -> [rows] in float32 or float64, and as the logits."""
         loss, gradient = self.checked_results(logits, target, None)
         return loss[..., 0], gradient
 
