@@ -21,8 +21,8 @@ from torch_gradients import leaf, with_gradients
 
 from benchmarks.roundings import EAGER, accumulator, spacing
 from shardfuse import DeviceMesh
-from shardfuse.errors import ModuleInputError, SecondDerivativeError, TransformError
-from shardfuse.nn import LinearCrossEntropyLoss
+from shardfuse.errors import ModuleInputError, PromiseError, SecondDerivativeError, TransformError
+from shardfuse.nn import LinearCrossEntropyLoss, promise
 
 ROWS, FEATURES, CLASSES = 77, 16, 40
 CHUNK = 32
@@ -272,6 +272,15 @@ def test_compiled() -> None:
         compiled = torch.compile(LinearCrossEntropyLoss(chunk_rows=chunk), fullgraph=True, backend="aot_eager")
         for got, want in zip(gradients(compiled, tensors, target), gradients(torchs, tensors, target), strict=True):
             torch.testing.assert_close(got, want)
+
+
+def test_a_promise_after_the_first_call_is_asked_for() -> None:
+    """On a CPU, where torch's own ops run, none is kept."""
+    tensors, module = drawn(), LinearCrossEntropyLoss(chunk_rows=CHUNK)
+    gradients(module, tensors, targets())
+    promise(module, invariant="batch")
+    with pytest.raises(PromiseError):
+        gradients(module, tensors, targets())
 
 
 def test_saved_and_loaded() -> None:

@@ -37,7 +37,12 @@ class LossAndGradient(CrossEntropyLoss):
     The gradient is stored over the logits where a kernel allows that.
     """
 
-    family = ""  # no op of torch.compile's
+    family = ""
+
+    def describe(self) -> None:
+        """There is no op of torch's dispatcher that a text would name; a setting that changes is noticed by one."""
+        super().describe()
+        self.__dict__["text"] = ""
 
     def forward(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """logits: [rows, classes] (local), target: [rows] -> [rows] in float32 or float64, and as the logits."""
