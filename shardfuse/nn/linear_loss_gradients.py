@@ -133,6 +133,7 @@ class _LinearLoss(torch.autograd.Function):
             loss, gradient = chunks.loss(functional.linear(part, *layer), target[here])
             losses.append(loss)
             sums.add(here, part, layer[0], gradient)
+            del gradient  # whose memory the next chunk's logits take
         total = torch.cat(losses).sum()
         count = (target != chunks.loss.ignore_index).sum() if chunks.is_mean else None
         # The inputs are kept as what the gradients depend on: a second derivative finds them, and is refused.
