@@ -271,13 +271,21 @@ class _Segmenter:
                 self.try_join(left[0], b)
 
     def feeding(self, expr: Expr) -> list[int]:
-        """The groups whose tensors ``expr`` reads, through cheap producers too."""
+        """The groups whose tensors ``expr`` reads, through cheap producers too.
+
+        A view that its segment copies is read from no group: a view of a maximum that is an output too stands between
+        that maximum and none of its readers.
+        """
         found: dict[int, None] = {}
-        for e in self.with_cheap([expr]):
+        own = [expr] if expr in self.alone else self.with_cheap([expr])
+        for e in own:
             for t in e.tensors:
                 maker = self.producer.get(t)
-                if maker is not None and maker in self.group_of:
-                    found[self.group_of[maker]] = None
+                if maker is None or maker not in self.group_of:
+                    continue
+                g = self.group_of[maker]
+                if maker not in own or self.chosen[g][0] != "no_op":
+                    found[g] = None
         return list(found)
 
     def try_join(self, a: int, b: int) -> bool:
