@@ -273,20 +273,12 @@ class _Segmenter:
     def feeding(self, expr: Expr) -> list[int]:
         """The groups whose tensors ``expr`` reads, through cheap producers too.
 
-        A view that its segment copies is read from no group: a view of a maximum that is an output too stands between
-        that maximum and none of its readers.
+        A view that its segment copies comes from no group: nothing waits for it where it is an output too.
         """
-        found: dict[int, None] = {}
         own = [expr] if expr in self.alone else self.with_cheap([expr])
-        for e in own:
-            for t in e.tensors:
-                maker = self.producer.get(t)
-                if maker is None or maker not in self.group_of:
-                    continue
-                g = self.group_of[maker]
-                if maker not in own or self.chosen[g][0] != "no_op":
-                    found[g] = None
-        return list(found)
+        makers = [self.producer[t] for e in own for t in e.tensors if t in self.producer]
+        placed = [(e, self.group_of[e]) for e in makers if e in self.group_of]
+        return list(dict.fromkeys(g for e, g in placed if e not in own or self.chosen[g][0] != "no_op"))
 
     def try_join(self, a: int, b: int) -> bool:
         """Make one group of ``a`` and ``b``, ``b`` the later, if a scheduler takes them and no other stands between."""

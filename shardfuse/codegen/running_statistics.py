@@ -65,6 +65,8 @@ def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") ->
     if is_statistic(expr.op, "online_softmax"):
         _require_exp(e, expr)
         e.use(accumulators(expr)[0].helper)
+        take_in = "add_weighted" if expr.op.is_weighted else "add_exponentials"
+        e.use(take_in)
         folded, names = _folded(e, chunk.where(text, 'float("-inf")'), chunk), [a, b, *more]
         if counts_lanes(expr):
             c = names.pop()
@@ -74,9 +76,8 @@ def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") ->
             folded = f"{expr.output}_lanes"
             masked = _masked_lanes(e, expr, chunk, start)
             e.out.line(f"{n}, {c} = {add}({n}, {c}, {a}, {folded}{masked}, {axis})")
-        add, carried = "add_weighted" if expr.op.is_weighted else "add_exponentials", ", ".join(names)
-        e.use(add)
-        e.out.line(f"{carried} = {add}({carried}, {folded}, {axis})")
+        carried = ", ".join(names)
+        e.out.line(f"{carried} = {take_in}({carried}, {folded}, {axis})")
         return
     add = "add_masked_moments" if chunk.is_masked else "add_moments"
     e.use(add)

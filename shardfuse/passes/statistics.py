@@ -188,15 +188,16 @@ class _Builder:
         apart = self.op("sub", x, self.along_rows(self.op("where", lowest, self.number(0.0), centre)))
         weight = self.op("exp", apart)
         total, third = self.partial(second, weight), self.statistic.third
-        weighted = None if third is None else self.partial(third, self.unless_zero(weight, self.op("mul", weight, apart)))
-        m, q = self.gather(largest), self.gather(total)
-        w = None if weighted is None else self.gather(weighted)
+        parts = [largest, total]
+        if third is not None:
+            parts.append(self.partial(third, self.unless_zero(weight, self.op("mul", weight, apart))))
+        m, q, *more = map(self.gather, parts)
         self.exprs.append(Expr(Reduce("max", self.places), (m,), (first.output,)))
         away = self.op("sub", m, self.over_ranks(first.output))
         share = self.op("exp", away)
         self.exprs.append(Expr(Reduce("sum", self.places), (self.op("mul", q, share),), (second.output,)))
-        if third is not None and w is not None:
-            moved = self.op("mul", self.op("add", w, self.op("mul", q, away)), share)
+        if third is not None:
+            moved = self.op("mul", self.op("add", more[0], self.op("mul", q, away)), share)
             self.exprs.append(Expr(Reduce("sum", self.places), (self.unless_zero(share, moved),), (third.output,)))
 
     def unless_zero(self, weight: BoundTensor, product: BoundTensor) -> BoundTensor:

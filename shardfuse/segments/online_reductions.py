@@ -117,9 +117,7 @@ class _Rewrite:
 
     def third(self, first: Expr, second: Expr) -> list[Expr]:
         """Up to one sum more that is part of their statistic."""
-        return [
-            e for e in self.segment.exprs if self.is_distance(e, first) or sums_weighted(e, second, self.maker)
-        ][:1]
+        return [e for e in self.segment.exprs if self.is_distance(e, first) or sums_weighted(e, second, self.maker)][:1]
 
     def is_distance(self, expr: Expr, top: Expr) -> bool:
         """Does ``expr`` sum the distances to the maximum ``top``?"""
