@@ -16,7 +16,7 @@ from ..kernel_functions import texts_of
 from ..ops.promotion import types
 from ..ops.table import POINTWISE, Rule
 from ..schedulers.plan import KernelPlan
-from ..segments.rounding import is_rounded_apart, may_be_rough
+from ..segments.rounding import is_rounded_apart, may_be_rough, saturated
 from . import narrow
 from .accumulators import Accumulator, accumulator
 from .addresses import Addresses
@@ -45,6 +45,7 @@ class Emitter(Addresses):
         self.values: dict[tuple[BoundTensor, str], Text] = {}
         self.helpers: dict[str, str] = {}
         self.starts: dict[str, int] = {}
+        self.saturated = frozenset[BoundTensor]() if interpret else saturated(plan.segment)
         self._read = {t for e in plan.segment.exprs for t in e.tensors}
 
     def use(self, *functions: str) -> None:
@@ -167,7 +168,7 @@ class Emitter(Addresses):
         if isinstance(op, Pick):
             return self.pick(expr, chunk)[expr.outputs.index(tensor)]
         inputs = self.inputs_of(expr, chunk)
-        if isinstance(op, View | Set):
+        if isinstance(op, View | Set) or self.is_saturated(tensor):
             return inputs[0]
         if isinstance(op, Reduce) and self.space.is_of_blocks(tensor) and not self.space.is_of_blocks(expr.tensors[0]):
             return self.of_each_block(expr, inputs[0], chunk)
@@ -281,13 +282,21 @@ class Emitter(Addresses):
         by_hand = self.interpret and tensor.dtype is DataType.BFloat16
         if tensor not in self._read and not by_hand:
             return text
+        if self.is_saturated(tensor):
+            return f"{narrow.saturating(text, tensor.dtype)}.to(tl.float32)"
         self.use_rounding(tensor.dtype)
         return narrow.rounded(text, tensor.dtype, interpret=self.interpret)
 
-    def stored_text(self, text: str, dtype: DataType) -> str:
-        """``text`` so that a store to ``dtype`` rounds it rightly."""
-        self.use_rounding(dtype)
-        return narrow.stored(text, dtype, interpret=self.interpret)
+    def is_saturated(self, tensor: BoundTensor) -> bool:
+        """Is it cut off by a conversion, which the interpreter's does not?"""
+        return tensor in self.saturated
+
+    def stored_text(self, text: str, tensor: BoundTensor) -> str:
+        """``text`` so that a store to ``tensor`` rounds it rightly."""
+        if self.is_saturated(tensor):
+            return narrow.saturating(text, tensor.dtype)
+        self.use_rounding(tensor.dtype)
+        return narrow.stored(text, tensor.dtype, interpret=self.interpret)
 
     def use_rounding(self, dtype: DataType) -> None:
         self.helpers |= narrow.helpers(dtype, interpret=self.interpret)
@@ -341,7 +350,7 @@ class Emitter(Addresses):
             pointer, has_r = f"{pointer} + {chunk.lane}", True
         if self.space.grouped and value.has_x and not has_x:  # one place for all columns, which are of one group
             pointer, has_x = f"{pointer} + {chunk.piece.lane} * 0", True
-        text = self.stored_text(value.text, tensor.dtype)
+        text = self.stored_text(value.text, tensor)
         mask = self.mask(has_x, has_r, chunk)
         if self.schedule.members and not has_r:
             mask = f"{mask} & (member == 0)" if mask else ", mask=member == 0"

@@ -22,7 +22,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
     space = features_or_refusal(segment, device)
     if not isinstance(space, str) and space.block:
-        return too_long(space)
+        return None if packed_row(space) else too_long(space)
     space = reduction_or_refusal(segment, device)
     if isinstance(space, str):
         return space
