@@ -37,7 +37,7 @@ def share_of(fd: FusionDefinition, activation: Activation, x: TensorView) -> Ten
 def slope(
     fd: FusionDefinition, activation: Activation, x: TensorView, into: DataType, share: TensorView | None = None
 ) -> TensorView:
-    """The derivative of the activation at ``x``, for results of ``into``.  ``share``: ``share_of(x)``, where it is there.
+    """The derivative of the activation at ``x``, for results of ``into``.  ``share``: ``share_of(x)``, if it is there.
 
     silu is x * s with s = sigmoid(x), and gelu_tanh is x * s with s = sigmoid(u(x)): the slope is s + x * s * (1 - s) *
     u'(x).  gelu is x times the normal distribution up to x, whose slope is the density.
