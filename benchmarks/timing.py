@@ -21,8 +21,8 @@ BLOCKS = 2
 """Poisoned for each output: one may be taken by what a run keeps in between."""
 WARM_UP = 3
 SAMPLES = 7
-"""Of each call's time on the host.  One alone hid too little: 15 us of kernels in a backward pass, which autograd starts
-from a thread of its own, came out as 193, for which the GPU had waited."""
+"""Of each call's time on the host.  One alone hid too little: 15 us of kernels of a backward pass, which autograd has
+a thread of its own for, came out as 193, for which the GPU had waited."""
 ROUNDS = (7, 200)
 
 
