@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from ..executor.gpu_clock import Clock, Span, clock_of
-from .settings import Setting
+from .settings import Setting, unset
 
 R = TypeVar("R")
 
@@ -92,3 +92,8 @@ class TimedModule(torch.nn.Module):
     """A module of fusions.  ``timer``: where their time is counted, if anywhere."""
 
     timer: Setting[FusionTimer | None] = Setting()
+
+    def __new__(cls, *arguments: object, **named: object) -> Self:
+        made = super().__new__(cls)
+        made.__dict__.update(unset(cls))
+        return made
