@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from ..mesh import DeviceMesh, current_rank
@@ -43,7 +43,7 @@ class Setting(Generic[T]):
             cast("_Described", module).describe()
 
 
-@cache
+@lru_cache(maxsize=256)
 def unset(kind: type) -> dict[str, None]:
     """The settings of a class of modules, before they are set."""
     found: dict[str, object] = {}

@@ -49,7 +49,5 @@ _is_batched_by_the_older: Callable[[torch.Tensor], bool] = _core._functorch.is_l
 
 def are_batches(gradients: Sequence[object]) -> bool:
     """Does one of them stand for many, by torch.vmap or by the older vmap of ``is_grads_batched``?"""
-    for g in gradients:
-        if isinstance(g, torch.Tensor) and (_is_batched(g) or _is_batched_by_the_older(g)):
-            return True
-    return False
+    tensors = [g for g in gradients if isinstance(g, torch.Tensor)]
+    return any(map(_is_batched, tensors)) or any(map(_is_batched_by_the_older, tensors))

@@ -93,7 +93,6 @@ class TimedModule(torch.nn.Module):
 
     timer: Setting[FusionTimer | None] = Setting()
 
-    def __new__(cls, *arguments: object, **named: object) -> Self:
-        made = super().__new__(cls)
-        made.__dict__.update(unset(cls))
-        return made
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__.update(unset(type(self)))
