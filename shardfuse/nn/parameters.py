@@ -98,7 +98,9 @@ class ParameterModule(FusedModule):
     def vectors_here(self) -> list[torch.Tensor]:
         """Those of ``vectors`` that there are now: a caller may have put one, or None, in a parameter's place."""
         there = self._parameters
-        named: list[torch.Tensor | None] = [there[name] if name in there else getattr(self, name) for name in self.vectors]
+        named: list[torch.Tensor | None] = [
+            there[name] if name in there else getattr(self, name) for name in self.vectors
+        ]
         found = [p for p in named if p is not None]
         if len(found) != len(self.given):
             self.describe()
