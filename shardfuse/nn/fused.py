@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 
-from ..errors import ModuleArgumentError, ModuleInputError
 from ..executor.aliasing import apart
 from ..executor.plain_arguments import all_waited
 from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
-from ..ir import DataType
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
+from .checks import Checks
 from .dtensor_autograd import Given
 from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
 Take = Callable[[torch.Tensor], torch.Tensor]
-SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""What modules compute with."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ _BOUND = 256
 """Sizes for which one module keeps its fusions; a batch size is one of them."""
 
 
-class FusedModule(PromisingModule):
+class FusedModule(Checks, PromisingModule):
     """A module whose forward and backward are fusions.
 
     A call looks its tensors' metadata up and runs the fusions that are bound for them (``run``); what is not found is
@@ -253,6 +250,10 @@ class FusedModule(PromisingModule):
         except Exception as error:
             refuse(self, error, tensors, named)
             raise
+
+    @property
+    def checked_name(self) -> str:
+        return type(self).__name__
 
     def settings(self) -> dict[str, object]:
         """The arguments that make such a module: numbers, strings, None, a DeviceMesh and TensorPlacements."""
@@ -360,40 +361,9 @@ class FusedModule(PromisingModule):
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
         self.describe()
 
-    def check_argument(self, argument: str, value: object, is_right: bool, expected: str) -> None:
-        """Raise ModuleArgumentError unless ``is_right``, which the value of an argument that makes the module is."""
-        if not is_right:
-            raise ModuleArgumentError(type(self).__name__, argument, value, expected)
-
-    def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
-        """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""
-        if tensor.dtype not in SUPPORTED:
-            expected = f"one of {', '.join(map(str, SUPPORTED))}"
-            raise ModuleInputError(type(self).__name__, argument, f"dtype {tensor.dtype}", expected, "cast it")
-        return DataType.from_torch(tensor.dtype)
-
-    def check_plain(self, **tensors: torch.Tensor | None) -> None:
-        """As ``check_dtype``, of tensors that are not handed to a fusion."""
-        for argument, tensor in tensors.items():
-            if tensor is not None and tensor.dtype not in SUPPORTED:
-                self.check_dtype(argument, tensor)
-
-    def check_size(self, argument: str, tensor: torch.Tensor, dim: int, expected: int) -> None:
-        """Raise ModuleInputError unless ``tensor`` has ``expected`` elements along ``dim``."""
-        if tensor.ndim == 0 or tensor.shape[dim] != expected:
-            found, wanted = f"shape {tuple(tensor.shape)}", f"{expected} along dim {dim}"
-            advice = "pass this rank's local tensor, or make the module for this size"
-            raise ModuleInputError(type(self).__name__, argument, found, wanted, advice)
-
     def unsharded_of(self, given: Sequence[Given]) -> tuple[int, ...]:
         """The shape of those that are DTensors.  Raises ModuleInputError where they differ."""
         first, *others = (g for g in given if has_dtensor((g.tensor,)))
         for other in others:
             self.check_same(other.name, other.tensor, first.name, first.tensor.shape)
         return tuple(first.tensor.shape)
-
-    def check_same(self, argument: str, tensor: torch.Tensor, other_name: str, other: Sequence[int]) -> None:
-        """Raise ModuleInputError unless ``tensor`` has the shape of the other."""
-        if tensor.shape != torch.Size(other):
-            found, wanted = f"shape {tuple(tensor.shape)}", f"{tuple(other)}, the shape of {other_name}"
-            raise ModuleInputError(type(self).__name__, argument, found, wanted, "pass local tensors of one placement")

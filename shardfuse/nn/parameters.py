@@ -22,8 +22,9 @@ from ..frontend.shard_order import dtensor_like, dtensor_of, is_left_to_right
 from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
+from .checks import SUPPORTED
 from .dtensor_autograd import checked, local_leaf, local_of, local_traced, placements_of
-from .fused import PLAIN, SUPPORTED, FusedModule, Take
+from .fused import PLAIN, FusedModule, Take
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
