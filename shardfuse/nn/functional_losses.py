@@ -6,7 +6,7 @@ import torch
 
 from ..frontend.promise_arguments import Invariant
 from . import traced
-from .functional_norms import Function
+from .checks import Function
 from .functional_promises import Accumulate, kept_module, said
 from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
