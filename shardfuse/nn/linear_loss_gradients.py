@@ -210,8 +210,8 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
 
 def _scaled(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """``x * factor``, a scalar, rounded once to ``dtype``."""
-    made = _scaling(x.dtype, factor.dtype, dtype)(None, (x if x.ndim == 2 else x[None], factor.view(1, 1)))[0]
-    return made.view(x.shape)
+    outputs, _ = _scaling(x.dtype, factor.dtype, dtype)(None, (x if x.ndim == 2 else x[None], factor.view(1, 1)))
+    return outputs[0].view(x.shape)
 
 
 @lru_cache
