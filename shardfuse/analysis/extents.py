@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import cast
 
 from ..ir.call import Call
 from ..ir.domain import IterDomain
 from ..ir.fusion import Fusion, Record
-from ..ir.op import Broadcast, Cast, Expand, Permute, Pointwise, Reduce, Set, Squeeze
+from ..ir.op import (
+    Broadcast,
+    Cast,
+    Expand,
+    Full,
+    Iota,
+    Permute,
+    Pointwise,
+    Random,
+    Reduce,
+    Set,
+    SizeOf,
+    Squeeze,
+)
+from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.torch_calls import TORCH_CALLS
 
@@ -25,10 +40,15 @@ def equal_extents(fusion: Fusion, ones: Collection[IterDomain] = ()) -> Mapping[
     for declared in fusion.inputs:
         if isinstance(declared.val, TensorView):
             classes.add_long(axis for axis in declared.val.domain.logical if axis not in classes.ones)
+    measured: dict[Scalar, IterDomain] = {}
     for record in fusion.records:
+        if isinstance(record.op, SizeOf) and len(record.op.dims) == 1:
+            measured[cast(Scalar, record.outputs[0])] = cast(TensorView, record.inputs[0]).domain.logical[
+                record.op.dims[0]
+            ]
         made = [v for v in record.outputs if isinstance(v, TensorView)]
         classes.add_long(axis for tv in made for axis in tv.domain.logical if axis.extent >= 0)
-        for meeting in _meetings(record, made):
+        for meeting in (*_meetings(record, made), *_as_measured(record, made, measured)):
             classes.meet(*meeting)
     return {axis: classes.find(axis) for tv in fusion.tensors() for axis in tv.domain.logical}
 
@@ -95,6 +115,14 @@ def _meetings(record: Record, made: Sequence[TensorView]) -> list[Meeting]:
             return [([a] if n == -1 else [a, b], [b]) for a, b, n in zip(x, to, op.shape, strict=True)]
         case _:
             return []
+
+
+def _as_measured(record: Record, made: Sequence[TensorView], measured: Mapping[Scalar, IterDomain]) -> list[Meeting]:
+    """Axes of what is filled or drawn by the size of another tensor's."""
+    if not isinstance(record.op, Full | Iota | Random):
+        return []
+    sizes = zip(record.op.shape, made[0].domain.logical, strict=True)
+    return [([measured[n]], [axis]) for n, axis in sizes if isinstance(n, Scalar) and n in measured]
 
 
 def _one_by_one(read: Sequence[IterDomain], made: Sequence[IterDomain]) -> list[Meeting]:
