@@ -313,10 +313,9 @@ def _backward(spec: _Spec) -> FusionDefinition:
         if spec.z_loss:
             whole = fd.ops.add(maximum, log_sum)
             softmax = fd.ops.mul(softmax, fd.ops.add(fd.ops.mul(whole, 2 * spec.z_loss), 1.0))
-        gradient = cooled(fd, spec, gradient)
+        gradient = fd.ops.where(is_class(fd, spec, target), cooled(fd, spec, gradient), math.nan)
         # An ignored row is chosen away, not multiplied by zero: its logits may be infinite.
         row_gradient = fd.ops.mul(fd.ops.sub(softmax, weight), gradient)
-        row_gradient = fd.ops.where(is_class(fd, spec, target), row_gradient, math.nan)
         d_logits = fd.ops.where(fd.ops.ne(target, spec.ignore_index), row_gradient, 0.0)
         give(fd, fd.ops.cast(d_logits, dtype=spec.dtype), spec.mesh, spec.placement)
     return fd
