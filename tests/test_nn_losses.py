@@ -181,6 +181,36 @@ def test_on_ranks() -> None:
     each_rank([2, 2], {"rows_and_classes": partial(check_log_prob, at=[S0, S2], shape=(4, 2, 8))})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_of_infinite_logits_and_of_targets_that_are_no_class(dtype: torch.dtype) -> None:
+    """A class of no weight has the gradient 0, a row whose target is no class NaN, beyond 32 bits too, an ignored 0."""
+    x = leaf(torch.randn(6, 9, generator=torch.Generator().manual_seed(4)).to(dtype))
+    with torch.no_grad():
+        x[0, 3:6], x[1, 1:], x[4, 2] = -torch.inf, -torch.inf, torch.inf
+    target = torch.tensor([0, 0, 2**32 + 3, -1, -100, 9])
+    log_prob, entropy = LogProb.made_again({**LogProb(entropy=True).settings()})(x, target)
+    logs = functional.log_softmax(x.detach().double()[:2], -1)
+    p = logs.exp()
+    wanted = -torch.where(p == 0, 0.0, p * logs).sum(-1)
+    assert torch.allclose(entropy[:2].double(), wanted, rtol=1e-5)
+    assert log_prob[4] == entropy[4] == 0
+    (log_prob.sum() + 2 * entropy.sum()).backward()
+    assert x.grad is not None
+    found, hot = x.grad.double(), torch.eye(9)[target[:2]].double()
+    right = hot - p - 2 * torch.where(p == 0, 0.0, p * (logs + wanted[:, None]))
+    assert torch.allclose(found[:2], right, rtol=1e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-6)
+    assert found[0, 3:6].eq(0).all()
+    assert found[4].eq(0).all()
+    for made in (log_prob, entropy, *found.T):
+        assert made[[2, 3, 5]].isnan().all()
+    plain = leaf(x.detach().clone())
+    loss = CrossEntropyLoss.made_again({**CrossEntropyLoss(reduction="none").settings()})(plain, target)
+    loss.sum().backward()
+    assert plain.grad is not None
+    assert loss.isnan().tolist() == plain.grad.isnan().all(1).tolist() == [False, False, True, True, False, True]
+    assert plain.grad[4].eq(0).all()
+
+
 @pytest.mark.parametrize(("entropy", "bytes_a_row"), [(False, 16), (True, 20)])
 def test_what_is_kept_and_what_is_sent(entropy: bool, bytes_a_row: int) -> None:
     """Beside the logits a row's target, maximum and logarithm of the sum; nothing is sent backward."""

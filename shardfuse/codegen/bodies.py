@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Pick
 from ..schedulers.limits import power_of_two
 from ..segments.online_reductions import counts_lanes
 from .accumulators import Accumulator, accumulators
@@ -44,8 +45,13 @@ def write_unrolled(e: Emitter) -> None:
         reductions = e.reductions(phase)
         wanted = list(e.plan.segment.outputs) if phase == last else [x.tensors[0] for x in reductions]
         more = e.plan.segment.outputs if e.schedule.is_eager else ()
+        alone = [] if phase or e.schedule.members else _picked_first(e)
+        for pick in alone:
+            e.load_needed(pick.tensors[1:2], chunks[0])
         for chunk in chunks:
             e.load_needed([*wanted, *more], chunk)
+        for pick in alone:
+            e.value(pick.output, chunks[0])
         if e.schedule.members and phase == 0:
             prefetch_next(e)
         if isinstance(e, Sending) and phase == 0:
@@ -59,6 +65,11 @@ def write_unrolled(e: Emitter) -> None:
     for tensor in e.plan.segment.outputs:
         for chunk in chunks if e.space.has_r(tensor) else chunks[: len(e.tile.pieces)]:
             e.store(tensor, chunk)
+
+
+def _picked_first(e: Emitter) -> list[Expr]:
+    """What reads one element of each row by itself, and waits for no reduction: on its way while the row is reduced."""
+    return [x for x in e.plan.segment.exprs if isinstance(x.op, Pick) and not e.space.phase[x.tensors[0]]]
 
 
 def load_and_compute(e: Emitter, wanted: Sequence[BoundTensor], chunks: Iterable[Chunk]) -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .placement import Placements
 
 
+_NO_WEIGHT = -1000.0
+"""A logarithm whose exponential is 0 in float64 too: a class of no weight has this one in place of minus infinity."""
+
+
 @checked(ModuleArgumentError, ("__init__",))
 class LogProb(CrossEntropyLoss):
     """The log-probability of each row's target, and the entropy of its distribution, over the last axis.
@@ -138,23 +142,24 @@ def _backward(spec: LogProbSpec) -> FusionDefinition:
     """(gradients, logits, target, maximum, log_sum[, entropy]) -> d logits.
 
     With p = exp(l) the probabilities: (1 at the target - p) * g of the log-probability, -p * (l + entropy) * g of the
-    entropy; both over the temperature.
+    entropy; both over the temperature.  The gradient g of a row whose target is no class is NaN.
     """
     with FusionDefinition() as fd:
         gradients = [define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute) for _ in range(1 + spec.entropy)]
         logits, target = logits_and_target(fd, spec)
-        of_target = is_target(fd, spec, target)
+        of_target = fd.ops.cast(is_target(fd, spec, target), dtype=spec.compute)
+        gradients[0] = fd.ops.where(is_class(fd, spec, target), gradients[0], math.nan)
         maximum, log_sum = (define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute) for _ in range(2))
         logs = fd.ops.sub(fd.ops.sub(logits, maximum), log_sum)
         probability = fd.ops.exp(logs)
-        d_logits = fd.ops.mul(fd.ops.sub(fd.ops.cast(of_target, dtype=spec.compute), probability), gradients[0])
         if spec.entropy:
             entropy = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
-            away = fd.ops.mul(probability, fd.ops.add(logs, entropy))
-            away = fd.ops.where(fd.ops.eq(probability, 0.0), 0.0, away)
-            d_logits = fd.ops.sub(d_logits, fd.ops.mul(away, gradients[1]))
+            away = fd.ops.add(fd.ops.maximum(logs, _NO_WEIGHT), entropy)
+            each = fd.ops.add(fd.ops.mul(away, gradients[1]), gradients[0])
+            d_logits = fd.ops.sub(fd.ops.mul(of_target, gradients[0]), fd.ops.mul(probability, each))
+        else:
+            d_logits = fd.ops.mul(fd.ops.sub(of_target, probability), gradients[0])
         d_logits = cooled(fd, spec, d_logits)
-        d_logits = fd.ops.where(is_class(fd, spec, target), d_logits, math.nan)
         d_logits = fd.ops.where(fd.ops.ne(target, spec.ignore_index), d_logits, 0.0)
         give(fd, fd.ops.cast(d_logits, dtype=spec.dtype), spec.mesh, spec.placement)
     return fd

@@ -60,9 +60,13 @@ def cooled(fd: FusionDefinition, spec: LogitsSpec, x: TensorView) -> TensorView:
 
 
 def is_target(fd: FusionDefinition, spec: LogitsSpec, target: TensorView) -> TensorView:
-    """[..., classes] of bool: is this class the row's target?  Classes are numbered through all ranks."""
-    classes = fd.ops.iota(spec.classes, 0, 1, DataType.Int)
-    return fd.ops.eq(classes, target)
+    """[..., classes] of bool: is this class the row's target?  Classes are numbered through all ranks.
+
+    Indices of 32 bits are half of the work.  A target beyond them may be taken for a class here: it ``is_class`` of
+    none, and its row is chosen away.
+    """
+    classes = fd.ops.iota(spec.classes, 0, 1, DataType.Int32)
+    return fd.ops.eq(classes, fd.ops.cast(target, dtype=DataType.Int32))
 
 
 def is_class(fd: FusionDefinition, spec: LogitsSpec, target: TensorView) -> TensorView:

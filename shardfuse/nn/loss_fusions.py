@@ -100,12 +100,12 @@ def gradient_of_logits(
     if spec.z_loss:
         whole = fd.ops.add(maximum, log_sum)
         softmax = fd.ops.mul(softmax, fd.ops.add(fd.ops.mul(whole, 2 * spec.z_loss), 1.0))
+    row_gradient = fd.ops.sub(softmax, weight)
     if gradient is None:
-        row_gradient = cooled(fd, spec, fd.ops.sub(softmax, weight))
+        row_gradient = fd.ops.where(targets.known, cooled(fd, spec, row_gradient), math.nan)
     else:
-        gradient = cooled(fd, spec, gradient)
-        row_gradient = fd.ops.mul(fd.ops.sub(softmax, weight), gradient)
+        gradient = fd.ops.where(targets.known, cooled(fd, spec, gradient), math.nan)
+        row_gradient = fd.ops.mul(row_gradient, gradient)
     # An ignored row is chosen away, not multiplied by zero: its logits may be infinite.
-    row_gradient = fd.ops.where(targets.known, row_gradient, math.nan)
     d_logits = fd.ops.where(targets.counted, row_gradient, 0.0)
     return fd.ops.cast(d_logits, dtype=spec.dtype)

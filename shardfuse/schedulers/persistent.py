@@ -261,8 +261,11 @@ def _used(n: int, block: int) -> float:
 
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
-    """One kernel.  A group exchanges what belongs together at once."""
+    """One kernel.  A group exchanges what belongs together at once.
+
+    Of rows of which only a softmax's statistics are wanted no exponential is needed again, and no index is compared.
+    """
     space = features(segment, device)
-    if schedule.group or schedule.is_packed:
+    if schedule.group or schedule.is_packed or (space.takes_one_walk and not space.joined.is_variance):
         space = space.joined
     return (KernelPlan(kernel_name("persistent", space.segment), space.in_columns, schedule),)

@@ -11,8 +11,8 @@ after (Milakov & Gimelshein 2018; a variance goes alike, by Chan, Golub & LeVequ
     T2 = sub(T0, T1); T7_x, T7_hit = pick(T2, T8); T7 = where(T7_hit, T7_x, 0.0)
 
 It is for what does not stand in the registers of one program: a loop reads its input once less, and the programs of a
-team exchange their parts at once.  A rank's part of a softmax over a sharded axis goes alike; of a row of nothing but
--inf its sum is 0 (``analysis/paired_reductions.py``).
+team exchange their parts at once.  And for rows of which a softmax's statistics alone are wanted.  A rank's part of a
+softmax over a sharded axis goes alike; of a row of nothing but -inf its sum is 0 (``analysis/paired_reductions.py``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from ..segments.segment import Segment
 
 _KEEP = tuple(map(Pointwise, ("mul", "div", "neg", "abs", "where", "maximum", "minimum")))
 """Ops that leave a relative error of an operand what it is, as copies do."""
-_ADD, _DIV, _ERF, _NEG = map(Pointwise, ("add", "div", "erf", "neg"))
+_ADD, _DIV, _ERF, _MUL, _NEG = map(Pointwise, ("add", "div", "erf", "mul", "neg"))
 
 
 def may_be_rough(segment: Segment, expr: Expr) -> bool:
@@ -43,15 +43,24 @@ def _is_only_added_to_one(segment: Segment, tensor: BoundTensor) -> bool:
 
 
 def _keeps_error(segment: Segment, expr: Expr) -> bool:
-    """Is an error of 1e-6 of an operand of ``expr`` one of its result, or, beside a 1 that was subtracted, of that?
+    """Is an error of 1e-6 of an operand of ``expr`` one of its result, or of a target's weight on the other side of it?
 
-    The gradient of a cross entropy is a probability less 1 or 0.
+    The gradient of a cross entropy is the difference of a probability and 1 or 0, or what smoothing makes of these.
     """
     if expr.op != SUB:
         return expr.op in _KEEP or isinstance(expr.op, Cast | Set | View)
-    other = expr.inputs[1]
-    makers = (e for e in segment.exprs if other in e.outputs)
-    return any(isinstance(e.op, Cast) and e.tensors[0].dtype is DataType.Bool for e in makers)
+    maker = {t: e for e in segment.exprs for t in e.outputs}
+    return any(_is_weight(v, maker) for v in expr.tensors)
+
+
+def _is_weight(tensor: BoundTensor, maker: Mapping[BoundTensor, Expr]) -> bool:
+    """Is it 1 or 0 by a truth value, times a number, or one of its row, and that plus a number?"""
+    made = maker.get(tensor)
+    if made is None or made.op not in (_MUL, _ADD):
+        return made is not None and isinstance(made.op, Cast) and made.tensors[0].dtype is DataType.Bool
+    others = [t for t in made.tensors if not _is_weight(t, maker)]
+    is_of_row = made.op == _MUL and all(not all(t.domain.logical) for t in others)
+    return len(others) < len(made.tensors) and (is_of_row or not others)
 
 
 def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -25,7 +26,12 @@ from shardfuse.segments.segment import Segment
 ROW = Schedule(Tile(1, 32), Loop(4))
 ROWS = Schedule(Tile(4, 16), Loop(8))
 HELD = Schedule(Tile(1, 16))
+HELD_ROWS = Schedule(Tile(4, 16))
 FLOAT, INF, NAN = DataType.Float, float("inf"), float("nan")
+
+
+def scheduler_of(schedule: Schedule) -> ModuleType:
+    return persistent if schedule.is_held else looped
 
 
 def softmax(shape: list[int], axis: int, dtype: DataType, *, scale: float = 1.0) -> tuple[Segment, BoundTensor]:
@@ -95,13 +101,8 @@ def special_rows(columns: int) -> torch.Tensor:
     """NaN, infinities and numbers at the ends of the range, at the ends of rows and in every lane."""
     x = values(12, columns)
     lowest = torch.finfo(torch.float32).min
-    x[0] = -INF
-    x[1, columns // 2] = NAN
-    x[2, -1] = INF
-    x[3, 0] = -INF
-    x[4, : columns - 1] = -INF
-    x[5, 1:] = -INF
-    x[6, ::3] = -INF
+    x[0], x[3, 0], x[4, : columns - 1], x[5, 1:], x[6, ::3] = -INF, -INF, -INF, -INF, -INF
+    x[1, columns // 2], x[2, -1] = NAN, INF
     x[7, 0], x[7, 1] = INF, -INF
     x[8, 0], x[8, -1] = NAN, INF
     x[9] = lowest
@@ -191,7 +192,7 @@ def cross_entropy(
 
 @pytest.mark.parametrize("index", [DataType.Int, DataType.Int32])
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("schedule", [ROW, ROWS, by(ROW, 4), by(HELD, 2)])
+@pytest.mark.parametrize("schedule", [ROW, ROWS, HELD, HELD_ROWS, by(ROW, 4), by(HELD, 2)])
 def test_cross_entropy(tmp_path: Path, schedule: Schedule, kept: bool, index: DataType) -> None:
     """The target's element is read by itself: no walk looks for it."""
     rows, classes = 7, 83
@@ -200,13 +201,12 @@ def test_cross_entropy(tmp_path: Path, schedule: Schedule, kept: bool, index: Da
     target = torch.tensor([0, 82, -100, 40, 83, -1, 7], dtype=index.torch)[:, None]
     data[3, 40], data[6, 7] = -INF, NAN
     inputs = dict(zip(segment.inputs, (data, target), strict=True))
-    scheduler = persistent if schedule.is_held else looped
     if schedule.members:
         team = Team(segment, inputs, tmp_path, schedule, rows)
         assert team.source.text.count("epoch += 1") == 1
         loss, *rest = team.settle(1)
     else:
-        loss, *rest = run(segment, inputs, tmp_path, scheduler=scheduler, schedule=schedule)
+        loss, *rest = run(segment, inputs, tmp_path, scheduler=scheduler_of(schedule), schedule=schedule)
     wide = data.double() * 0.5
     inside = (target[:, 0] >= 0) & (target[:, 0] < classes)
     wanted = torch.nn.functional.cross_entropy(wide, torch.where(inside, target[:, 0], 0).long(), reduction="none")
@@ -215,7 +215,7 @@ def test_cross_entropy(tmp_path: Path, schedule: Schedule, kept: bool, index: Da
     agree([*rest, loss], [*([torch.softmax(wide, 1)] if kept else []), wanted[:, None]])
 
 
-@pytest.mark.parametrize("schedule", [ROW, ROWS, by(ROW, 4), by(HELD, 2)])
+@pytest.mark.parametrize("schedule", [ROW, ROWS, HELD, HELD_ROWS, by(ROW, 4), by(HELD, 2)])
 @pytest.mark.parametrize("classes", [96, 83])
 def test_smoothed_cross_entropy(tmp_path: Path, schedule: Schedule, classes: int) -> None:
     """The mean of the log probabilities too, far from 0, comes from the same walk."""
@@ -228,7 +228,7 @@ def test_smoothed_cross_entropy(tmp_path: Path, schedule: Schedule, classes: int
     if schedule.members:
         (loss,) = Team(segment, inputs, tmp_path, schedule, rows).settle(1)
     else:
-        (loss,) = run(segment, inputs, tmp_path, scheduler=looped, schedule=schedule)
+        (loss,) = run(segment, inputs, tmp_path, scheduler=scheduler_of(schedule), schedule=schedule)
     wide = data.double() * 0.5
     wanted = torch.nn.functional.cross_entropy(wide, target[:, 0], reduction="none", label_smoothing=0.1)
     close(loss, wanted[:, None])
@@ -280,7 +280,7 @@ def entropy_of(x: torch.Tensor) -> torch.Tensor:
     return torch.where(logs == -INF, 0.0, -logs.exp() * logs).sum(1, keepdim=True) + 0.0
 
 
-@pytest.mark.parametrize("schedule", [ROW, ROWS, by(ROW, 4), by(HELD, 2)])
+@pytest.mark.parametrize("schedule", [ROW, ROWS, HELD, HELD_ROWS, by(ROW, 4), by(HELD, 2)])
 @pytest.mark.parametrize("classes", [96, 83])
 def test_entropy(tmp_path: Path, schedule: Schedule, classes: int) -> None:
     """The walk that takes the maximum and the sum takes what an entropy needs too, wherever the largest comes."""
@@ -294,7 +294,7 @@ def test_entropy(tmp_path: Path, schedule: Schedule, classes: int) -> None:
         assert team.source.text.count("epoch += 1") == 1
         (found,) = team.settle(1)
     else:
-        (found,) = run(segment, inputs, tmp_path, scheduler=looped, schedule=schedule)
+        (found,) = run(segment, inputs, tmp_path, scheduler=scheduler_of(schedule), schedule=schedule)
     wanted = entropy_of(data)
     assert wanted.isnan().flatten().tolist() == [k in (0, 1, 2, 7, 8) for k in range(16)]
     close(found, wanted)
@@ -321,14 +321,14 @@ def part_of_softmax(shape: list[int], dtype: DataType) -> tuple[Segment, BoundTe
 
 
 @pytest.mark.parametrize("columns", [64, 75])
-@pytest.mark.parametrize(("schedule", "members"), [(ROW, 0), (ROWS, 0), (HELD, 8), (ROW, 2)])
+@pytest.mark.parametrize(("schedule", "members"), [(ROW, 0), (ROWS, 0), (HELD, 0), (HELD_ROWS, 0), (HELD, 8), (ROW, 2)])
 def test_a_part_of_a_softmax(tmp_path: Path, schedule: Schedule, members: int, columns: int) -> None:
     segment, x = part_of_softmax([12, columns], FLOAT)
     data = special_rows(columns)
     if members:
         top, total = Team(segment, {x: data}, tmp_path, by(schedule, members), 12).settle(1)
     else:
-        top, total = run(segment, {x: data}, tmp_path, schedule=schedule, scheduler=looped)
+        top, total = run(segment, {x: data}, tmp_path, schedule=schedule, scheduler=scheduler_of(schedule))
     wide = data.double()
     largest = wide.amax(1, keepdim=True)
     close(top, largest)

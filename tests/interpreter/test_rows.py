@@ -90,3 +90,24 @@ def test_exponentials_less_one_are_cheap() -> None:
     segment = b.segment(b.cast(b.op("sub", e, y), BF16))
     assert scheduler_of(segment) is pointwise
     assert e not in ends_narrow(segment)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("weight", ["one", "smoothed", "of the row", "of the element", "sum", "number"])
+def test_exponentials_beside_a_target_s_weight_are_cheap(weight: str, is_first: bool) -> None:
+    """A truth value times a number, or one of its row, plus a number; on either side of the difference."""
+    b = Builder()
+    i, j = b.axis(8), b.axis(64)
+    x, y = (b.cast(b.input(BF16, i, j), FLOAT) for _ in range(2))
+    row, e = b.input(FLOAT, i, ()), b.op("exp", x)
+    one = b.cast(b.op("eq", b.iota(j), b.input(DataType.Int, i, ())), FLOAT)
+    other = {
+        "one": lambda: one,
+        "smoothed": lambda: b.op("add", b.op("mul", one, 0.9), 1e-5),
+        "of the row": lambda: b.op("mul", one, row),
+        "of the element": lambda: b.op("mul", one, y),
+        "sum": lambda: b.op("add", one, row),
+        "number": lambda: b.op("mul", row, 0.5),
+    }[weight]()
+    segment = b.segment(b.cast(b.op("sub", *((other, e) if is_first else (e, other))), BF16))
+    assert (e in ends_narrow(segment)) == (weight in ("one", "smoothed", "of the row"))
