@@ -249,8 +249,21 @@ def fraction(high, low):
 @triton.jit
 def uniform(seed, offset, index, BITS: tl.constexpr):
     """In [0, 1), of as many bits as the type holds below 1."""
-    word, _, _, _ = philox(seed, offset, index)
+    a, b, c, d = philox(seed, offset, index >> 2)
+    place = index & 3
+    word = tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
     return (word >> (32 - BITS)).to(tl.float32) * (1.0 / (1 << BITS))
+
+
+@triton.jit
+def uniform_run(seed, offset, index, BITS: tl.constexpr, RUN: tl.constexpr):
+    """The numbers of ``uniform`` for 4 or 8 elements from each ``index`` on, a multiple of as many: a word each."""
+    a, b, c, d = philox(seed, offset, index >> 2)
+    if RUN == 8:
+        e, f, g, h = philox(seed, offset, (index >> 2) + 1)
+        a, b, c, d = tl.join(a, e), tl.join(b, f), tl.join(c, g), tl.join(d, h)
+    words = tl.join(tl.join(a, c), tl.join(b, d))
+    return (words >> (32 - BITS)).to(tl.float32) * (1.0 / (1 << BITS))
 
 
 @triton.jit
