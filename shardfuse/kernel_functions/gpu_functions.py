@@ -48,6 +48,24 @@ def erf_for_one(x):
     return tl.where(x < 0, tail - 1.0, 1.0 - tail)
 
 
+# ``exp(-x * x) * t * p(t)`` with ``t = 1 / (1 + 0.3 |x|)``, a minimax fit to 2e-8: 17 instructions where CUDA's erfc
+# takes 50, which are to its last places.
+@triton.jit
+def rough_erfc(x):
+    """Within 1e-6 of erfc(x), relatively, within 3e-6 where that is below 0.01, 8e-6 below 1e-12; 0 below 1e-38."""
+    t = quick_reciprocal(0.3 * tl.abs(x) + 1.0)
+    p = 0.4856163263320923 - 0.12953302264213562 * t
+    p = p * t - 0.5123977065086365
+    p = p * t + 0.5478706359863281
+    p = p * t - 0.09476646035909653
+    p = p * t + 0.2149815708398819
+    p = p * t + 0.14832298457622528
+    p = p * t + 0.17071786522865295
+    p = p * t + 0.16918782889842987
+    tail = power_of_two(x * x * -1.4426950408889634) * (p * t)
+    return tl.where(x < 0, 2.0 - tail, tail)
+
+
 # Of float32, 5 instructions where ``tl.sigmoid`` takes 13.
 @triton.jit
 def sigmoid(x):
@@ -89,6 +107,12 @@ def gelu(x):
 def power_of_two(x):
     """2^x; what is below 1e-38 is 0, which saves the care for denormals."""
     return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def quick_reciprocal(x):
+    """1 / x to a unit of the last place; of what is above 8e37 it is 0."""
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 # LLVM of Triton 3.6 and 3.7 ends the process where it simplifies ``pow(1e-40, x)`` or ``tan(1e-40)`` of float32.
