@@ -12,7 +12,17 @@ from ..device import MAX_THREADS, Device
 from ..segments.segment import Segment
 from .features import Features, features, features_or_refusal, reduction_or_refusal
 from .lagged_group import lagged_group
-from .limits import MAX_WARPS, REGISTER_BYTES, TWO_IN_A_WORD, WARP, WIDEST_LOAD, WIDEST_WARPS, power_of_two, power_of_two_within, vector
+from .limits import (
+    MAX_WARPS,
+    REGISTER_BYTES,
+    TWO_IN_A_WORD,
+    WARP,
+    WIDEST_LOAD,
+    WIDEST_WARPS,
+    power_of_two,
+    power_of_two_within,
+    vector,
+)
 from .plan import KernelPlan, kernel_name
 from .row_groups import columns_held_by_group, held_by_group, paired_group, why_not_held
 from .schedule import Access, Launch, Registers, Schedule, Tile
