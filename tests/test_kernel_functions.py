@@ -18,7 +18,8 @@ def defined(file: str) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-GPU, INTERPRETED = defined("gpu_functions.py"), defined("interpreted_functions.py")
+GPU = {**defined("gpu_functions.py"), **defined("random_functions.py")}
+INTERPRETED = defined("interpreted_functions.py")
 
 
 @pytest.mark.parametrize("interpret", [False, True])

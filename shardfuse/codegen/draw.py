@@ -17,23 +17,31 @@ from ..ir.scalar import Scalar
 from ..ops.random import BITS, below
 from . import narrow
 from .arithmetic import literal
+from .tile import Chunk, Tile
 
 Steps = list[tuple[str, str]]
 """Names and texts, the last of them the value."""
 
 
-def draw(expr: Expr, kind: RandomKind, name: str, index: str, numbers: Sequence[str], *, interpret: bool) -> Steps:
-    """``index``: of the unsharded tensor, 64-bit.  ``numbers``: texts of the op's four operands."""
+def draw(
+    expr: Expr, kind: RandomKind, name: str, index: str, numbers: Sequence[str], *, interpret: bool, run: int = 1,
+    shape: str = "",
+) -> Steps:  # fmt: skip
+    """``index``: of the unsharded tensor, 64-bit.  ``numbers``: texts of the op's four operands.
+
+    ``run``: elements side by side that each index is for, of a block of ``shape``.
+    """
     dtype = expr.output.dtype
     first, second, seed, offset = numbers
 
     def rounded(text: str) -> str:
         return narrow.rounded(text, dtype, interpret=interpret) if dtype.is_low_precision else text
 
-    call = f"{function_of(kind, dtype)}({seed}, {offset}, {index}"
+    call = f"{function_of(kind, dtype, run)}({seed}, {offset}, {index}"
     if kind == "normal":
         return [(name, rounded(f"{first} + {second} * {call})"))]
-    call += ")" if dtype is DataType.Double else f", {BITS[dtype.torch]})"
+    call += ")" if dtype is DataType.Double else f", {BITS[dtype.torch]}{f', {run}' if run > 1 else ''})"
+    call = f"tl.reshape({call}, {shape})" if run > 1 else call
     low, high = (float(cast(float, cast(Scalar, v).value)) for v in expr.inputs[:2])
     if (low, high) == (0.0, 1.0):
         return [(name, call)]
@@ -47,6 +55,29 @@ def draw(expr: Expr, kind: RandomKind, name: str, index: str, numbers: Sequence[
     return [(f"{name}_unit", call), (f"{name}_wide", rounded(text)), (name, last)]
 
 
-def function_of(kind: RandomKind, dtype: DataType) -> str:
-    """The function that draws a number of ``kind``."""
+def run_of(tile: Tile, expr: Expr, chunk: Chunk) -> int:
+    """Elements of a row whose numbers are the words of one or two counters; 1 where each draws by itself.
+
+    As many as a thread loads of the narrowest rows, so that what is drawn lies in threads as what was loaded does.
+    """
+    kind = expr.op.name
+    space, schedule = tile.plan.space, tile.plan.schedule
+    if kind != "uniform" or expr.output.dtype is DataType.Double or not (tile.r_lanes and space.is_inner):
+        return 1
+    if schedule.columns or schedule.is_aligned_down or chunk.index != "r":
+        return 1
+    strides, start = tile.index_strides(expr)
+    along = tile.r_groups(strides)
+    steps = [strides.get(a, 0) for a in space.x]
+    if not along or (along[-1].below, along[-1].stride) != (1, 1) or (tile.x_lanes and not any(steps)):
+        return 1
+    run, block = (8 if space.width >= 8 else 4), chunk.block or schedule.reduced
+    whole = (start, block, chunk.start or 0, along[-1].extent, *steps, *(g.stride for g in along[:-1]))
+    return run if all(n % run == 0 for n in whole) else 1
+
+
+def function_of(kind: RandomKind, dtype: DataType, run: int = 1) -> str:
+    """The function that draws a number of ``kind``, or the numbers of ``run`` neighbours."""
+    if run > 1:
+        return f"{kind}_run"
     return f"{kind}_double" if dtype is DataType.Double else kind

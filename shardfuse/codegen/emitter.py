@@ -21,7 +21,7 @@ from . import narrow
 from .accumulators import Accumulator, accumulator
 from .addresses import Addresses
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, number_text, own_functions, pointwise_form
-from .draw import draw, function_of
+from .draw import draw, function_of, run_of
 from .loads import hint, in_few, in_runs
 from .row_blocks import first_of_blocks, in_blocks, spread
 from .source import BLOCK, PROGRAM, Text
@@ -168,7 +168,7 @@ class Emitter(Addresses):
         if isinstance(op, Pick):
             return self.pick(expr, chunk)[expr.outputs.index(tensor)]
         inputs = self.inputs_of(expr, chunk)
-        if isinstance(op, View | Set) or self.is_saturated(tensor):
+        if isinstance(op, View | Set) or tensor in self.saturated:
             return inputs[0]
         if isinstance(op, Reduce) and self.space.is_of_blocks(tensor) and not self.space.is_of_blocks(expr.tensors[0]):
             return self.of_each_block(expr, inputs[0], chunk)
@@ -282,18 +282,14 @@ class Emitter(Addresses):
         by_hand = self.interpret and tensor.dtype is DataType.BFloat16
         if tensor not in self._read and not by_hand:
             return text
-        if self.is_saturated(tensor):
+        if tensor in self.saturated:
             return f"{narrow.saturating(text, tensor.dtype)}.to(tl.float32)"
         self.use_rounding(tensor.dtype)
         return narrow.rounded(text, tensor.dtype, interpret=self.interpret)
 
-    def is_saturated(self, tensor: BoundTensor) -> bool:
-        """Is it cut off by a conversion, which the interpreter's does not?"""
-        return tensor in self.saturated
-
     def stored_text(self, text: str, tensor: BoundTensor) -> str:
         """``text`` so that a store to ``tensor`` rounds it rightly."""
-        if self.is_saturated(tensor):
+        if tensor in self.saturated:
             return narrow.saturating(text, tensor.dtype)
         self.use_rounding(tensor.dtype)
         return narrow.stored(text, tensor.dtype, interpret=self.interpret)
@@ -333,11 +329,18 @@ class Emitter(Addresses):
         return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
 
     def draw(self, expr: Expr, op: Random, chunk: Chunk) -> Text:
-        out, (index, has_x, has_r) = expr.output, self.index(expr, chunk)
+        out, run, few = expr.output, run_of(self.tile, expr, chunk), chunk
+        if run > 1:
+            lanes = self.offset(
+                f"{self.tile.lanes((chunk.block or self.schedule.reduced) // run, reduced=True)} * {run}"
+            )
+            few = replace(chunk, lane=lanes, index=f"({chunk.turn} + {lanes})")
+        index, has_x, has_r = self.index(expr, few)
         kinds = (out.dtype.compute, out.dtype.compute, DataType.Int, DataType.Int)
         numbers = [converted(*self.scalar(cast(Scalar, v), t), t) for v, t in zip(expr.inputs, kinds, strict=True)]
-        steps = draw(expr, op.name, self.name(out, chunk), index, numbers, interpret=self.interpret)
-        self.use(function_of(op.name, out.dtype))
+        name, shape = self.name(out, chunk), self.tile.shape_of(chunk)
+        steps = draw(expr, op.name, name, index, numbers, interpret=self.interpret, run=run, shape=shape)
+        self.use(function_of(op.name, out.dtype, run))
         self.use_rounding(out.dtype)
         return [self.assign(name, text, out.dtype.compute, has_x, has_r) for name, text in steps][-1]
 

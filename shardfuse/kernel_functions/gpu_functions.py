@@ -48,6 +48,24 @@ def erf_for_one(x):
     return tl.where(x < 0, tail - 1.0, 1.0 - tail)
 
 
+# ``exp(-x * x) * t * p(t)`` with ``t = 1 / (1 + 0.3 |x|)``, a minimax fit to 2e-8: 17 instructions where CUDA's erfc
+# takes 50, which are to its last places.
+@triton.jit
+def rough_erfc(x):
+    """Within 1e-6 of erfc(x), relatively, within 3e-6 where that is below 0.01, 8e-6 below 1e-12; 0 below 1e-38."""
+    t = quick_reciprocal(0.3 * tl.abs(x) + 1.0)
+    p = 0.4856163263320923 - 0.12953302264213562 * t
+    p = p * t - 0.5123977065086365
+    p = p * t + 0.5478706359863281
+    p = p * t - 0.09476646035909653
+    p = p * t + 0.2149815708398819
+    p = p * t + 0.14832298457622528
+    p = p * t + 0.17071786522865295
+    p = p * t + 0.16918782889842987
+    tail = power_of_two(x * x * -1.4426950408889634) * (p * t)
+    return tl.where(x < 0, 2.0 - tail, tail)
+
+
 # Of float32, 5 instructions where ``tl.sigmoid`` takes 13.
 @triton.jit
 def sigmoid(x):
@@ -89,6 +107,12 @@ def gelu(x):
 def power_of_two(x):
     """2^x; what is below 1e-38 is 0, which saves the care for denormals."""
     return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def quick_reciprocal(x):
+    """1 / x to a unit of the last place; of what is above 8e37 it is 0."""
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 # LLVM of Triton 3.6 and 3.7 ends the process where it simplifies ``pow(1e-40, x)`` or ``tan(1e-40)`` of float32.
@@ -240,64 +264,6 @@ def squares_around(mean, x, shape: tl.constexpr):
     """Squared distances of each lane's elements of ``x`` to its mean."""
     apart = tl.reshape(x, shape) - mean[:, None]
     return apart * apart
-
-
-# Random numbers.
-
-
-# One 64-bit product for what ``tl.philox`` takes two instructions for.
-@triton.jit
-def philox(seed, offset, index):
-    """Philox 4x32-10: four random words for the key ``seed`` and the counter ``(index, offset)``."""
-    seed, offset = tl.full([], seed, tl.int64), tl.full([], offset, tl.int64)
-    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    c0, c1 = index.to(tl.uint32), (index >> 32).to(tl.uint32)
-    c2, c3 = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
-    for _ in tl.static_range(10):
-        a, b = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
-        c0, c1 = (b >> 32).to(tl.uint32) ^ c1 ^ k0, b.to(tl.uint32)
-        c2, c3 = (a >> 32).to(tl.uint32) ^ c3 ^ k1, a.to(tl.uint32)
-        k0 += 0x9E3779B9
-        k1 += 0xBB67AE85
-    return c0, c1, c2, c3
-
-
-@triton.jit
-def fraction(high, low):
-    """In [0, 1), of 53 bits of two words."""
-    bits = (high.to(tl.uint64) << 21) | (low >> 11).to(tl.uint64)
-    return bits.to(tl.float64) * tl.full([], 1.1102230246251565e-16, tl.float64)
-
-
-@triton.jit
-def uniform(seed, offset, index, BITS: tl.constexpr):
-    """In [0, 1), of as many bits as the type holds below 1."""
-    word, _, _, _ = philox(seed, offset, index)
-    return (word >> (32 - BITS)).to(tl.float32) * (1.0 / (1 << BITS))
-
-
-@triton.jit
-def uniform_double(seed, offset, index):
-    """In [0, 1)."""
-    high, low, _, _ = philox(seed, offset, index)
-    return fraction(high, low)
-
-
-@triton.jit
-def normal(seed, offset, index):
-    """Mean 0, deviation 1, by Box and Muller."""
-    u, v, _, _ = philox(seed, offset, index)
-    u = (u >> 8).to(tl.float32) * 5.960464477539063e-08
-    v = (v >> 8).to(tl.float32) * 5.960464477539063e-08
-    return tl.sqrt(-2.0 * tl.log(1.0 - u)) * tl.cos(6.283185307179586 * v)
-
-
-@triton.jit
-def normal_double(seed, offset, index):
-    """Mean 0, deviation 1, by Box and Muller."""
-    a, b, c, d = philox(seed, offset, index)
-    turns = tl.full([], 6.283185307179586, tl.float64) * fraction(c, d)
-    return tl.sqrt(-2.0 * tl.log(1.0 - fraction(a, b))) * tl.cos(turns)
 
 
 # 16-bit values, two in a word.

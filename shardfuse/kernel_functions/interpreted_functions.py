@@ -13,6 +13,11 @@ def power_of_two(x):
 
 
 @triton.jit
+def quick_reciprocal(x):
+    return 1.0 / x
+
+
+@triton.jit
 def rounded_product(a, b):
     return a * b
 

@@ -1,6 +1,8 @@
 """Random numbers that do not depend on how a tensor is sharded: a counter by the unsharded index.
 
-Element i of a draw is Philox 4x32-10 of the key ``seed`` and the counter ``(i, offset)``.
+Element i of a draw is of the words of Philox 4x32-10 for the key ``seed`` and the counter ``(i, offset)``.  A uniform
+number of 32 bits or fewer takes one of the four, word i % 4 of the counter ``(i // 4, offset)``: a kernel that has
+neighbours computes the four once.
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
 """
 
@@ -32,11 +34,12 @@ def philox(seed: int, offset: int, index: torch.Tensor) -> list[torch.Tensor]:
 
 def uniform(seed: int, offset: int, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """In [0, 1), never rounded to 1."""
-    words = philox(seed, offset, index)
     if dtype == torch.float64:
+        words = philox(seed, offset, index)
         return _double(words[0], words[1])
     bits = BITS[dtype]
-    return ((words[0] >> (32 - bits)).float() * 2.0**-bits).to(dtype)
+    word = torch.stack(philox(seed, offset, index >> 2)).gather(0, (index & 3).unsqueeze(0)).squeeze(0)
+    return ((word >> (32 - bits)).float() * 2.0**-bits).to(dtype)
 
 
 def normal(seed: int, offset: int, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -159,7 +159,7 @@ _ROWS = (
     PointwiseOp("acosh", 1, Rule.FLOAT, torch.acosh, "libdevice.acosh({0})"),
     PointwiseOp("atanh", 1, Rule.FLOAT, torch.atanh, "libdevice.atanh({0})"),
     PointwiseOp("erf", 1, Rule.FLOAT, torch.erf, "tl.erf({0})", rough="erf_for_one({0})"),
-    PointwiseOp("erfc", 1, Rule.FLOAT, torch.erfc, "libdevice.erfc({0})"),
+    PointwiseOp("erfc", 1, Rule.FLOAT, torch.erfc, "libdevice.erfc({0})", rough="rough_erfc({0})"),
     PointwiseOp("erfinv", 1, Rule.FLOAT, torch.erfinv, "libdevice.erfinv({0})"),
     PointwiseOp("erfcinv", 1, Rule.FLOAT, erfcinv, "libdevice.erfcinv({0})"),
     PointwiseOp("lgamma", 1, Rule.FLOAT, torch.lgamma, "libdevice.lgamma({0})"),

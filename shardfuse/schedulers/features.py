@@ -13,12 +13,16 @@ from functools import cached_property, lru_cache
 from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Cast, Random, Reduce, Set, Statistic, View, is_statistic
+from ..ir.op import Cast, Pointwise, Random, Reduce, Set, Statistic, View, is_statistic
 from ..ops.reductions import REDUCTION_TABLE
+from ..ops.table import POINTWISE
 from ..segments.online_reductions import online, takes_one_walk
 from ..segments.segment import Segment, leading_to
 from ..segments.space import Space, analyse, as_columns, run_below
 from .limits import LONG_WARPS, WARP, power_of_two, vector
+
+HEAVY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma", "tanh")),)
+"""Functions of so many instructions that to evaluate them again takes longer than to hold what they gave."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,12 @@ class Features(Space):
     def draws(self) -> bool:
         """Are random numbers made?"""
         return any(isinstance(e.op, Random) for e in self.segment.exprs)
+
+    @cached_property
+    def evaluates(self) -> bool:
+        """Is a costly function computed of each element of a row before the first reduction?"""
+        costly = (e for e in self.segment.exprs if e.op in HEAVY and not POINTWISE[e.op.name].by_its_number(e.inputs))
+        return any(self.has_r(e.output) and not self.phase[e.output] for e in costly)
 
     @cached_property
     def is_variance(self) -> bool:

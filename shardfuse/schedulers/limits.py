@@ -20,6 +20,8 @@ INT32_LIMIT = 2**31
 """The first offset or index that does not fit 32 bits with a sign; from here on they are 64-bit."""
 NARROWEST_PIECE = 8
 """Columns of the narrowest piece that a block of columns is cut into: one 16-byte load of 16-bit elements."""
+REGISTER_BYTES = 4
+"""Of a register, which holds a float32 or two 16-bit values."""
 TWO_IN_A_WORD = (DataType.BFloat16, DataType.Half)
 """Types of which two are held, or sent, in one word of 32 bits."""
 

@@ -12,7 +12,17 @@ from ..device import MAX_THREADS, Device
 from ..segments.segment import Segment
 from .features import Features, features, features_or_refusal, reduction_or_refusal
 from .lagged_group import lagged_group
-from .limits import MAX_WARPS, TWO_IN_A_WORD, WARP, WIDEST_LOAD, WIDEST_WARPS, power_of_two, power_of_two_within, vector
+from .limits import (
+    MAX_WARPS,
+    REGISTER_BYTES,
+    TWO_IN_A_WORD,
+    WARP,
+    WIDEST_LOAD,
+    WIDEST_WARPS,
+    power_of_two,
+    power_of_two_within,
+    vector,
+)
 from .plan import KernelPlan, kernel_name
 from .row_groups import columns_held_by_group, held_by_group, paired_group, why_not_held
 from .schedule import Access, Launch, Registers, Schedule, Tile
@@ -192,6 +202,8 @@ def packed_row(space: Features) -> Schedule | None:
         return None
     if space.is_by_sample or space.beside_again > (warps == WIDEST_WARPS):
         return None
+    if space.evaluates and space.held * REGISTER_BYTES <= space.element_bytes and too_long(space) is None:
+        return None  # each phase would evaluate it again, and the bits take the registers that its results do
     registers = device.bound(tuned.resident)
     if aligned and size > tuned.bytes and (vectors or warps < WIDEST_WARPS):
         warps, registers = warps // 2, 2 * registers

@@ -129,8 +129,6 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     space = features_or_refusal(segment, device)
     if isinstance(space, str):
         return space
-    if space.block:
-        return "blocks of its rows are reduced too"
     uneven = _uneven(segment, exchange)
     if any(not _is_row_uneven(t, exchange, space) for t in uneven):
         return f"{uneven[0]} is cut unevenly, and not along its rows alone"
@@ -138,8 +136,8 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     for t in exchange.statistics:
         if not space.has_r(made[t].tensors[0]) or space.has_r(t):
             return f"{t} reduces nothing on this rank"
-    if not space.is_inner or space.walked or space.in_columns.grouped:
-        return "what is reduced is not innermost"
+    if not space.is_inner or space.walked or space.in_columns.grouped or space.block:
+        return "what is reduced is not innermost" if not space.block else "blocks of its rows are reduced as well"
     refusal = too_long(space)
     if refusal is not None:
         return refusal

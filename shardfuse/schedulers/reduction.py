@@ -21,7 +21,7 @@ from ..ir.op import Pointwise
 from ..ops.table import POINTWISE
 from ..segments.segment import Segment, segment_of
 from ..segments.space import stored_atoms
-from .features import Features, features, reduction_or_refusal
+from .features import HEAVY, Features, features, reduction_or_refusal
 from .limits import MAX_WARPS, WARP, WARPS, WIDEST_WARPS, power_of_two, power_of_two_within, vector
 from .looped import down_columns, in_loop
 from .persistent import in_registers
@@ -42,9 +42,6 @@ from .split_k import (
 )
 
 _TANH = Pointwise("tanh")
-_HEAVY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma")), _TANH)
-"""Two of them, and arithmetic is what takes the time: half as much a thread, twice as many programs.  The bias gradient
-of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -153,10 +150,13 @@ def _needs_registers(space: Features) -> bool:
 def _weight(expr: Expr) -> int:
     """How many heavy functions it comes to.
 
+    With two of them arithmetic is what takes the time: half as much a thread, twice as many programs.  The bias
+    gradient of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524.
+
     With tanh as two, the sum over dim 0 of the gradient of GELU by tanh, stored too, 16384 x 8192 of bfloat16, took
     273 us on an H200, as one 668; of tanh's gradient alone 224 and 369.
     """
-    if expr.op not in _HEAVY or POINTWISE[expr.op.name].by_its_number(expr.inputs) is not None:
+    if expr.op not in HEAVY or POINTWISE[expr.op.name].by_its_number(expr.inputs) is not None:
         return 0
     return 2 if expr.op == _TANH else 1
 

@@ -48,7 +48,7 @@ def _keeps_error(segment: Segment, expr: Expr) -> bool:
     The gradient of a cross entropy is the difference of a probability and 1 or 0, or what smoothing makes of these.
     """
     if expr.op != SUB:
-        return expr.op in _KEEP or isinstance(expr.op, Cast | Set | View)
+        return expr.op in _KEEP or isinstance(expr.op, Cast | Set | View) or is_reduction(expr.op, "max", "min")
     maker = {t: e for e in segment.exprs for t in e.outputs}
     return any(_is_weight(v, maker) for v in expr.tensors)
 
@@ -61,6 +61,19 @@ def _is_weight(tensor: BoundTensor, maker: Mapping[BoundTensor, Expr]) -> bool:
     others = [t for t in made.tensors if not _is_weight(t, maker)]
     is_of_row = made.op == _MUL and all(not all(t.domain.logical) for t in others)
     return len(others) < len(made.tensors) and (is_of_row or not others)
+
+
+def _is_scale(segment: Segment, tensor: BoundTensor) -> bool:
+    """Is ``tensor`` what divides a result of 8 bits?
+
+    Whoever reads that multiplies with the scale again: what the scale is off by is no error of the product.
+    """
+    same = _same_values(segment, tensor)
+    found = {e.output for e in segment.exprs if e.op == _DIV and e.inputs[1] in same}
+    for e in segment.exprs:
+        if e.op in _CHOICES[:2] and e.inputs[0] in found:
+            found.add(e.output)
+    return any(isinstance(e.op, Cast) and e.tensors[0] in found and e.output.dtype.itemsize == 1 for e in segment.exprs)
 
 
 def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
@@ -190,12 +203,16 @@ def _is_from_elsewhere(segment: Segment, tensor: BoundTensor) -> bool:
 
 @lru_cache(maxsize=64)
 def ends_narrow(segment: Segment) -> frozenset[BoundTensor]:
-    """Tensors of which products and quotients alone are made, or 1 is subtracted, and which end in narrow floats."""
+    """Tensors of which products and quotients alone are made, or 1 is subtracted, and which end in narrow floats.
+
+    A scale by which these are divided may be a result as well.
+    """
     found: set[BoundTensor] = set()
     for made in reversed(segment.exprs):
         for t in made.outputs:
             readers = [e for e in segment.exprs if t in e.tensors]
-            is_passed_on = bool(readers) and t.dtype.is_floating and t not in segment.outputs
+            is_passed_on = bool(readers) and t.dtype.is_floating
+            is_passed_on &= t not in segment.outputs or _is_scale(segment, t)
             if t.dtype.is_low_precision or (
                 is_passed_on and all(_keeps_error(segment, e) and e.output in found for e in readers)
             ):

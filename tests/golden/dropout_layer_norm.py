@@ -44,10 +44,14 @@ def philox(seed, offset, index):
 
 
 @triton.jit
-def uniform(seed, offset, index, BITS: tl.constexpr):
-    """In [0, 1), of as many bits as the type holds below 1."""
-    word, _, _, _ = philox(seed, offset, index)
-    return (word >> (32 - BITS)).to(tl.float32) * (1.0 / (1 << BITS))
+def uniform_run(seed, offset, index, BITS: tl.constexpr, RUN: tl.constexpr):
+    """The numbers of ``uniform`` for 4 or 8 elements from each ``index`` on, a multiple of as many: a word each."""
+    a, b, c, d = philox(seed, offset, index >> 2)
+    if RUN == 8:
+        e, f, g, h = philox(seed, offset, (index >> 2) + 1)
+        a, b, c, d = tl.join(a, e), tl.join(b, f), tl.join(c, g), tl.join(d, h)
+    words = tl.join(tl.join(a, c), tl.join(b, d))
+    return (words >> (32 - BITS)).to(tl.float32) * (1.0 / (1 << BITS))
 
 
 @triton.jit(do_not_specialize=["S0", "S1"])
@@ -55,6 +59,7 @@ def persistent_T9_T26(T1_ptr, T0_ptr, T2_ptr, T22_ptr, T9_ptr, T26_ptr, S0: tl.i
     x = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, 2048)
     offs_0 = x * 4096
+    offs_1 = tl.arange(0, 256) * 8
 
     T0_0 = tl.load(T0_ptr + offs_0 + c, eviction_policy="evict_last").to(tl.float32)
     T1_0 = tl.load(T1_ptr + c).to(tl.float32)
@@ -63,13 +68,13 @@ def persistent_T9_T26(T1_ptr, T0_ptr, T2_ptr, T22_ptr, T9_ptr, T26_ptr, S0: tl.i
     T1_1 = tl.load(T1_ptr + 2048 + c).to(tl.float32)
     T2_1 = tl.load(T2_ptr + offs_0 + 2048 + c, eviction_policy="evict_last").to(tl.float32)
 
-    T3_0 = uniform(S0, S1, (offs_0 + c).to(tl.int64), 24)
+    T3_0 = tl.reshape(uniform_run(S0, S1, (offs_0 + offs_1).to(tl.int64), 24, 8), [2048])
     T4_0 = T3_0 >= 0.1
     T6_0 = (T0_0 + T1_0).to(tl.bfloat16).to(tl.float32)
     T7_0 = (T6_0 * 1.1111111111111112).to(tl.bfloat16).to(tl.float32)
     T8_0 = tl.where(T4_0, T7_0, 0.0)
     T9_0 = (T8_0 + T2_0).to(tl.bfloat16).to(tl.float32)
-    T3_1 = uniform(S0, S1, (offs_0 + 2048 + c).to(tl.int64), 24)
+    T3_1 = tl.reshape(uniform_run(S0, S1, (offs_0 + 2048 + offs_1).to(tl.int64), 24, 8), [2048])
     T4_1 = T3_1 >= 0.1
     T6_1 = (T0_1 + T1_1).to(tl.bfloat16).to(tl.float32)
     T7_1 = (T6_1 * 1.1111111111111112).to(tl.bfloat16).to(tl.float32)

@@ -111,3 +111,37 @@ def test_dropout_drops_the_same_elements(world: int, dim: int) -> None:
         run()
     else:
         shardfuse.simulate(run, world)
+
+
+def drawn_in_rows(backend: Backend, columns: int, dtype: DataType, world: int) -> list[torch.Tensor]:
+    """Numbers beside rows that a kernel holds; rank 0 has the first of them, or of ``world`` ranks all have some."""
+    rows = 3
+    with FusionDefinition(backend=backend) as fd:
+        x = fd.define_tensor([rows, columns], contiguity=True, dtype=dtype)
+        drawn = fd.ops.uniform(0.0, 1.0, [rows, columns], rng_seed=5, rng_offset=2)
+        summed = fd.ops.add(fd.ops.cast(x, DataType.Float), drawn)
+        fd.add_output(fd.ops.sub(summed, fd.ops.mul(fd.ops.sum(summed, [-1], keepdim=True), 0.0)))
+    x.set_device_mesh(mesh := DeviceMesh(range(world)))
+    if world > 1:
+        x.outer_split(1, world)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+    local = torch.zeros(rows, columns // world, dtype=dtype.torch)
+    assert mesh.size == world
+    return [t for t in fd.execute([local]) if t is not None]
+
+
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.BFloat16])
+def test_neighbours_draw_the_words_of_one_counter(dtype: DataType) -> None:
+    """Rows of whole counters, of odd ends, longer than a chunk, and too long to be held: the numbers of each alone."""
+    for columns in (4, 8, 64, 70, 1025, 4096 + 8, 20000):
+        (found,), (wanted,) = (drawn_in_rows(backend, columns, dtype, 1) for backend in ("triton", "torch"))
+        assert torch.equal(found, wanted), columns
+        assert len(found.unique()) > 0.9 * found.numel()
+
+
+def test_shards_draw_the_numbers_of_the_whole() -> None:
+    """Also where a rank's part begins within a counter."""
+    for columns in (32, 24, 20):
+        (wanted,) = drawn_in_rows("torch", columns, DataType.Float, 1)
+        parts = shardfuse.simulate(drawn_in_rows, 2, args=("triton", columns, DataType.Float, 2))
+        assert torch.equal(torch.cat([part for (part,) in parts], -1), wanted), columns

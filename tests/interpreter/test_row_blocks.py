@@ -49,8 +49,9 @@ def kernels(fd: FusionDefinition) -> list[KernelPlan]:
 @pytest.mark.parametrize(
     ("rows", "columns", "block", "dtype"),
     [
-        (5, 64, 2, torch.float32), (5, 96, 32, torch.float16), (3, 384, 128, torch.bfloat16), (3, 1000, 8, torch.float64),
-        (9, 1024, 512, torch.float32), (2, 5120, 128, torch.bfloat16), (1, 6144, 2048, torch.float32),
+        (5, 64, 2, torch.float32), (5, 96, 32, torch.float16), (3, 384, 128, torch.bfloat16),
+        (3, 1000, 8, torch.float64), (9, 1024, 512, torch.float32), (2, 5120, 128, torch.bfloat16),
+        (1, 6144, 2048, torch.float32),
     ],
 )  # fmt: skip
 def test_one_kernel_has_rows_and_their_blocks(rows: int, columns: int, block: int, dtype: torch.dtype) -> None:

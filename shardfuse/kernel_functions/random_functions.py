@@ -1,0 +1,75 @@
+# pyright: basic, reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportReturnType=false
+# pyright: reportUndefinedVariable=false, reportGeneralTypeIssues=false
+"""Random numbers that kernels draw.  As ``gpu_functions.py`` is, this is copied into kernels, and not imported."""
+
+import triton
+import triton.language as tl
+
+
+# One 64-bit product for what ``tl.philox`` takes two instructions for.
+@triton.jit
+def philox(seed, offset, index):
+    """Philox 4x32-10: four random words for the key ``seed`` and the counter ``(index, offset)``."""
+    seed, offset = tl.full([], seed, tl.int64), tl.full([], offset, tl.int64)
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    c0, c1 = index.to(tl.uint32), (index >> 32).to(tl.uint32)
+    c2, c3 = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        a, b = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c1 = (b >> 32).to(tl.uint32) ^ c1 ^ k0, b.to(tl.uint32)
+        c2, c3 = (a >> 32).to(tl.uint32) ^ c3 ^ k1, a.to(tl.uint32)
+        k0 += 0x9E3779B9
+        k1 += 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def fraction(high, low):
+    """In [0, 1), of 53 bits of two words."""
+    bits = (high.to(tl.uint64) << 21) | (low >> 11).to(tl.uint64)
+    return bits.to(tl.float64) * tl.full([], 1.1102230246251565e-16, tl.float64)
+
+
+@triton.jit
+def uniform(seed, offset, index, BITS: tl.constexpr):
+    """In [0, 1), of as many bits as the type holds below 1."""
+    a, b, c, d = philox(seed, offset, index >> 2)
+    place = index & 3
+    word = tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
+    return (word >> (32 - BITS)).to(tl.float32) * (1.0 / (1 << BITS))
+
+
+@triton.jit
+def uniform_run(seed, offset, index, BITS: tl.constexpr, RUN: tl.constexpr):
+    """The numbers of ``uniform`` for 4 or 8 elements from each ``index`` on, a multiple of as many: a word each."""
+    a, b, c, d = philox(seed, offset, index >> 2)
+    if RUN == 8:
+        e, f, g, h = philox(seed, offset, (index >> 2) + 1)
+        a, b, c, d = tl.join(a, e), tl.join(b, f), tl.join(c, g), tl.join(d, h)
+    words = tl.join(tl.join(a, c), tl.join(b, d))
+    return (words >> (32 - BITS)).to(tl.float32) * (1.0 / (1 << BITS))
+
+
+@triton.jit
+def uniform_double(seed, offset, index):
+    """In [0, 1)."""
+    high, low, _, _ = philox(seed, offset, index)
+    return fraction(high, low)
+
+
+@triton.jit
+def normal(seed, offset, index):
+    """Mean 0, deviation 1, by Box and Muller."""
+    u, v, _, _ = philox(seed, offset, index)
+    u = (u >> 8).to(tl.float32) * 5.960464477539063e-08
+    v = (v >> 8).to(tl.float32) * 5.960464477539063e-08
+    return tl.sqrt(-2.0 * tl.log(1.0 - u)) * tl.cos(6.283185307179586 * v)
+
+
+@triton.jit
+def normal_double(seed, offset, index):
+    """Mean 0, deviation 1, by Box and Muller."""
+    a, b, c, d = philox(seed, offset, index)
+    turns = tl.full([], 6.283185307179586, tl.float64) * fraction(c, d)
+    return tl.sqrt(-2.0 * tl.log(1.0 - fraction(a, b))) * tl.cos(turns)

@@ -1,0 +1,58 @@
+"""Kernels that quantise what they make, under Triton's interpreter, and what the text for a GPU leaves to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_nn_quantized import FUNCTIONS, check, drawn
+
+from benchmarks.sm90 import sources_of
+from shardfuse.nn import quantized
+from shardfuse.nn.quantized import Quantized
+from shardfuse.nn.quantizing_fusions import Quantization, Work, quantizing_fusion
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, about lanes that are masked
+
+
+@pytest.mark.parametrize("scales", ["row", "block"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_scales(name: str, scales: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDFUSE_STRICT", "1")  # a kernel that fails is an error, not a call of torch
+    own, other, *_ = FUNCTIONS[name]
+    tensors = drawn(name, torch.bfloat16)
+    found = own(*tensors, scales=scales)
+    made = found if isinstance(found, Quantized) else found[0]
+    check(made, other(*[t.double() for t in tensors]), torch.float8_e4m3fn, scales)
+
+
+def test_gelu_of_a_block_far_below_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of -11 to -4, where the result is as small as 1e-27: within the steps of float8 of the block's own scale."""
+    monkeypatch.setenv("SHARDFUSE_STRICT", "1")
+    x = torch.linspace(-11, -4, 256).reshape(2, 128)
+    found = quantized.gelu(x, scales="block")
+    wide = 0.5 * x.double() * torch.special.erfc(-x.double() * 0.5**0.5)
+    values = found.values.double() * found.scales.double()
+    off = (values - wide).abs() / wide.abs().amax(-1, keepdim=True)
+    assert off[1].max() < 0.04
+    wanted = wide[1].abs().max() / 448
+    assert abs(found.scales[1].item() / wanted.item() - 1) < 2e-6
+
+
+def text_of(work: Work, scales: str, target: torch.dtype = torch.float8_e4m3fn) -> str:
+    spec = Quantization(work, 512, (torch.bfloat16,), 1, 0.0, scales, target)  # pyright: ignore[reportArgumentType]
+    fd = quantizing_fusion(spec)
+    (x,) = fd.fec.tensors()
+    plan = fd.fec.plan({x: (64, 512)})
+    (source,) = sources_of(plan, [torch.empty(64, 512, dtype=torch.bfloat16, device="meta")])
+    return source.text
+
+
+@pytest.mark.parametrize("scales", ["row", "block"])
+def test_the_conversion_cuts_off_and_a_scale_is_divided_by_once(scales: str) -> None:
+    text = text_of("none", scales)
+    assert "448.0, propagate" not in text
+    assert " * (1.0 / " in text
+    assert ".to(tl.float8e4nv)" in text
+    assert "57344.0, propagate" in text_of("none", scales, torch.float8_e5m2)  # to infinity, without being cut off
+    assert "rough_erfc(" in text_of("gelu", scales)
+    assert "libdevice.erfc(" not in text_of("gelu", scales)
