@@ -96,12 +96,14 @@ class _Fused(torch.autograd.Function):
         ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, watched: Watched, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         kept, op = cast("Any", ctx), bound.op
-        outputs = bound.forward(timer, bound.entered(tensors))
-        candidates = (*tensors, *outputs)
+        candidates = (*tensors, *bound.forward(timer, bound.entered(tensors)))
         kept.bound, kept.timer, kept.tensors, kept.watched = bound, timer, len(tensors), watched
         kept.save_for_backward(*[candidates[k] for k in op.saved])
-        results, shaping = outputs[: op.results], bound.shaping
-        return tuple(results if shaping is None else shaping.leave_alone(results))
+        results = candidates[len(tensors) :][: op.results]
+        made = tuple(results if bound.shaping is None else bound.shaping.leave_alone(results))
+        kept.mark_non_differentiable(*made[len(op.gradients) :])
+        kept._materialize_non_diff_grads = False  # those would be zeros
+        return made
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -219,8 +221,8 @@ class FusedModule(PromisingModule):
     checked and bound (``bind``).  Under torch.compile it is one op of the graph, ``shardfuse::<family>_v1``, that knows
     the module by the text of its settings.
 
-    What it refuses on one rank, before there is a program to compare, is reported to the other ranks of its mesh.  Its
-    errors name the line of the caller's program that made it.
+    What it refuses on one rank, before there is a program to compare, the other ranks of its mesh are told.  Its errors
+    name the line of the caller's program that made it.
     """
 
     family: ClassVar[str] = ""
