@@ -272,7 +272,7 @@ class SyncBatchNorm(BatchNorm):
 
     def __getstate__(self) -> dict[str, object]:
         """Alone: the ranks may be others where a copy is called."""
-        return {**super().__getstate__(), "_together": None, "_input": TensorPlacement(), "_mesh_setting": None}
+        return {**super().__getstate__(), "_together": None, "_input": TensorPlacement(), "mesh": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

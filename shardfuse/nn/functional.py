@@ -24,9 +24,10 @@ from ..ir.promises import Promises
 from . import traced
 from .activation import SwiGLU
 from .activation_functions import Activation
+from .checks import Function
 from .embedding import embedding
 from .functional_losses import cross_entropy, linear_cross_entropy, log_prob, log_prob_and_entropy
-from .functional_norms import Function, batch_normed, group_normed, norm_of_rows, rms_eps
+from .functional_norms import batch_normed, group_normed, norm_of_rows, rms_eps
 from .functional_promises import Accumulate, kept_module, said
 from .gated import GeGLU
 from .gelu import GELU, Approximation, gelu_activation
