@@ -300,3 +300,12 @@ def test_bad_inputs() -> None:
     ):
         with pytest.raises(ModuleInputError, match=message):
             call()
+
+
+def test_autograd_makes_no_gradients_of_statistics() -> None:
+    """It fills zeros in for results that nothing is made of, each by a launch, unless they are said to have none."""
+    norm, x = BatchNorm2d(4), torch.randn(2, 4, 3, 3, requires_grad=True)
+    result = norm(x).sum()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
+        result.backward()
+    assert not any(e.name in ("aten::zeros", "aten::zero_") for e in seen.events())

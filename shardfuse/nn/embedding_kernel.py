@@ -76,9 +76,9 @@ def rows_of(indices: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> t
 
 def cast_tiles(count: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Grid and sizes of tiles of ``cast_rows``: whole rows where they are short."""
-    columns = min(triton.next_power_of_2(width), TILE)
+    columns = min(1 << (width - 1).bit_length(), TILE)
     rows = TILE // columns
-    return (triton.cdiv(count, rows), triton.cdiv(width, columns)), {"ROWS": rows, "COLUMNS": columns}
+    return (-(-count // rows), -(-width // columns)), {"ROWS": rows, "COLUMNS": columns}
 
 
 def gradient_of(indices: torch.Tensor, gradient: torch.Tensor, rows: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ import torch
 from ..errors import ModuleArgumentError, ModuleInputError
 from ..frontend.promise_arguments import Invariant
 from ..ir.promises import Promises
-from . import traced
+from . import running_statistics, traced
 from .activation import SwiGLU
 from .activation_functions import Activation
 from .checks import Function
@@ -34,7 +34,6 @@ from .gelu import GELU, Approximation, gelu_activation
 from .linear import linear
 from .refused_calls import refusing
 from .rotary import RotaryEmbedding
-from .running_statistics import move_towards
 from .softmax import LogSoftmax, Softmax
 
 __all__ = [
@@ -209,7 +208,7 @@ def batch_norm(
     promises = said("batch_norm", invariant, accumulate)
     result, *statistics = batch_normed(input, {"weight": weight, "bias": bias}, kept, eps, not training, promises)
     if kept and statistics and input.numel():
-        move_towards(kept, tuple(statistics), momentum)
+        running_statistics.move_towards(kept, tuple(statistics), momentum)
     return result
 
 

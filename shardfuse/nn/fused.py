@@ -94,11 +94,15 @@ class _Fused(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         op, shaping = bound.op, bound.shaping
         outputs = bound.forward(timer, bound.entered(tensors))
-        candidates = (*tensors, *outputs)
-        cast("Any", ctx).call = bound, timer, watched, len(tensors)
+        candidates, kept = (*tensors, *outputs), cast("Any", ctx)
+        kept.call = bound, timer, watched, len(tensors)
         ctx.save_for_backward(*[candidates[k] for k in op.saved])
         results = outputs if len(outputs) == op.results else outputs[: op.results]
-        return tuple(results if shaping is None else shaping.leave_alone(results))
+        made = tuple(results if shaping is None else shaping.leave_alone(results))
+        if len(made) > len(op.gradients):  # autograd would fill zeros in for those that backward leaves out
+            kept.mark_non_differentiable(*made[len(op.gradients) :])
+            kept._materialize_non_diff_grads = False
+        return made
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -219,8 +223,8 @@ class FusedModule(Checks, PromisingModule):
     checked and bound (``bind``).  Under torch.compile it is one op of the graph, ``shardfuse::<family>_v1``, that knows
     the module by the text of its settings.
 
-    What it refuses on one rank, before there is a program to compare, is reported to the other ranks of its mesh.  Its
-    errors name the line of the caller's program that made it.
+    What it refuses on one rank, before there is a program to compare, the other ranks of its mesh are told.  Its errors
+    name the line of the caller's program that made it.
     """
 
     family: ClassVar[str] = ""

@@ -22,7 +22,8 @@ def move_towards(
     if momentum is not None and _is_for_one_kernel(running, batch, count):
         from .running_kernel import move  # which needs Triton
 
-        move(*running, *batch, momentum, count)
+        (mean, variance), (batch_mean, batch_variance) = running, batch
+        move(mean, variance, batch_mean, batch_variance, momentum, count)
         changed = running if count is None else (*running, count)
         torch.autograd.graph.increment_version([t for t in changed if not t.is_inference()])
         return
