@@ -34,7 +34,7 @@ _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _functorch: Any = _core._functorch
 _transforms: Any = pyfunctorch
 _Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
-_forward_mode: Any = torch.autograd.forward_ad
+forward_ad: Any = torch.autograd.forward_ad
 _peek: Callable[[], object] = _functorch.peek_interpreter_stack
 _is_negated: Callable[[torch.Tensor], bool] = torch.Tensor.is_neg
 set_grad_enabled: Callable[[bool], None] = _core._set_grad_enabled
@@ -91,7 +91,7 @@ def are_real_as_they_are(tensors: Sequence[torch.Tensor]) -> bool:
 
 def is_dual() -> bool:
     """Is forward-mode autograd at work?"""
-    return _forward_mode._current_level >= 0
+    return forward_ad._current_level >= 0
 
 
 def resolved(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument]:
@@ -210,7 +210,7 @@ def _requires_grad(tensor: torch.Tensor) -> bool:
 
 
 def _has_tangent(tensor: torch.Tensor) -> bool:
-    return _forward_mode.unpack_dual(tensor).tangent is not None
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _warn(fusion: Fusion, arguments: Sequence[Argument], is_missed: Callable[[torch.Tensor], bool]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..executor.plain_arguments import are_real_as_they_are, are_taken_as_they_are, is_dual, set_grad_enabled
+from ..executor.plain_arguments import are_real_as_they_are, are_taken_as_they_are, forward_ad, set_grad_enabled
 from ..executor.uncompiled import uncompiled
 from ..ir import TensorView
 from ..ir.caller_lines import lines_named
@@ -46,7 +46,7 @@ class Repeated:
         try:
             if fec.programs is not self._programs or world_key() != self._world:
                 return None
-            if not self._are_taken(inputs) or is_dual():
+            if not self._are_taken(inputs) or forward_ad._current_level >= 0:
                 return None
             if is_recording:
                 set_grad_enabled(False)

@@ -48,7 +48,7 @@ class GatedUnit(FusedModule):
         """
         if self.is_decomposed():
             return self._traced(gate, up)
-        if (type(gate) not in PLAIN or type(up) not in PLAIN) and has_dtensor((gate, up)):
+        if (type(gate) not in PLAIN or (up is not None and type(up) not in PLAIN)) and has_dtensor((gate, up)):
             return self._on_dtensors(gate, up)
         return self._forward(gate, up, unsharded=unsharded)
 

@@ -14,7 +14,7 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
 from .dtensor_autograd import Given, Result, on_local_tensors
-from .fused import FusedModule, FusedOp
+from .fused import PLAIN, FusedModule, FusedOp
 from .placement import TensorPlacement
 from .rotary_fusions import RotarySpec, packed_rotary_op, rotary_op
 from .settings import Setting, printed
@@ -162,7 +162,7 @@ class RotaryEmbedding(FusedModule):
     ) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values of x, [batch, sequence, features]."""
         heads = _count(packed)
-        if has_dtensor((x,)):
+        if type(x) not in PLAIN and has_dtensor((x,)):
             raise PlacementError("query", cast("Any", x).placements, "packed heads", "pass to_local()")
         if x.ndim != 3 or x.shape[-1] != heads * self.head_dim:
             first = "batch, sequence" if self.batch_first else "sequence, batch"
@@ -306,13 +306,13 @@ class RotaryEmbedding(FusedModule):
 
     def _table(self, name: str, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """[batch or 1, heads as 1, sequence, rotary_dim / 2], in the order of the query's dims."""
-        half = self.rotary_dim // 2
+        half, along = self.rotary_dim // 2, self._sequence_dim
         if table.requires_grad and torch.is_grad_enabled():
             expected, advice = "one that requires none, as none is computed", f"pass {name}.detach()"
             raise ModuleInputError("RotaryEmbedding", name, "a gradient that is wanted", expected, advice)
-        if query.ndim in (3, 4) and table.shape == (query.shape[self._sequence_dim], half):  # what most calls pass
+        if query.ndim in (3, 4) and table.shape == (query.shape[along], half):  # what most calls pass
             sizes = [1, 1, 1, half]
-            sizes[2 if self.heads_dim == 1 else self._sequence_dim] = table.shape[0]
+            sizes[2 if self.heads_dim == 1 else along] = table.shape[0]
             table = table.view(sizes)
             return table.detach() if table.requires_grad else table
         if self.packed is None:
@@ -322,7 +322,7 @@ class RotaryEmbedding(FusedModule):
             raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")
         table = table if table.ndim == 3 else table[None]
         batch_dim = 0 if self.batch_first else 1
-        sizes = (query.shape[batch_dim], query.shape[self._sequence_dim])
+        sizes = (query.shape[batch_dim], query.shape[along])
         if any(n not in (1, size) for n, size in zip(table.shape, sizes, strict=False)):
             raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")
         if table.shape[-1] == 2 * half:  # each angle is there twice

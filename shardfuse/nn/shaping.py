@@ -43,7 +43,8 @@ class Shaping:
 
     def enter(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors of the forward fusion."""
-        return _viewed(self._views[0], given)
+        views = self._views[0]
+        return _viewed(views, given) if views else given
 
     def leave(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results of a call."""
@@ -63,11 +64,13 @@ class Shaping:
 
     def enter_gradients(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The gradients of the results, as the backward fusion takes them."""
-        return _viewed(self._views[2], given)
+        views = self._views[2]
+        return _viewed(views, given) if views else given
 
     def leave_gradients(self, found: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The gradients of the tensors of a call."""
-        return _viewed(self._views[3], found)
+        views = self._views[3]
+        return _viewed(views, found) if views else found
 
     def enter_saved(self, places: Sequence[int], saved: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What was saved of (tensors..., results..., extras...), from these places of them."""
@@ -88,8 +91,6 @@ _Placed = tuple[int, View]
 
 
 def _viewed(views: Sequence[_Placed], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    if not views:
-        return tensors
     viewed = list(tensors)
     for k, view in views:
         viewed[k] = view(viewed[k])

@@ -43,11 +43,7 @@ def is_traced(tensor: torch.Tensor) -> bool:
     return not is_plain and getattr(tensor, "wait", None) is None
 
 
-_is_batched: Callable[[torch.Tensor], bool] = _core._functorch.is_batchedtensor
-_is_batched_by_the_older: Callable[[torch.Tensor], bool] = _core._functorch.is_legacy_batchedtensor
-
-
-def are_batches(gradients: Sequence[object]) -> bool:
-    """Does one of them stand for many, by torch.vmap or by the older vmap of ``is_grads_batched``?"""
-    tensors = [g for g in gradients if isinstance(g, torch.Tensor)]
-    return any(map(_is_batched, tensors)) or any(map(_is_batched_by_the_older, tensors))
+is_batched: Callable[[torch.Tensor], bool] = _core._functorch.is_batchedtensor
+"""Does it stand for many, by torch.vmap?"""
+is_batched_by_the_older: Callable[[torch.Tensor], bool] = _core._functorch.is_legacy_batchedtensor
+"""By the vmap of ``is_grads_batched``?"""

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from ..errors import TransformError
-from .tensor_kinds import are_batches, forward_ad, in_functorch
+from .tensor_kinds import forward_ad, in_functorch, is_batched, is_batched_by_the_older
 
 
 def check_no_transform() -> None:
@@ -19,7 +19,8 @@ def check_no_transform() -> None:
 
 def check_one_gradient(gradients: Sequence[object]) -> None:
     """Raise TransformError for a batch of gradients."""
-    if are_batches(gradients):
+    tensors = [g for g in gradients if isinstance(g, torch.Tensor)]
+    if any(map(is_batched, tensors)) or any(map(is_batched_by_the_older, tensors)):
         raise TransformError("torch.autograd.grad(is_grads_batched=True), or vmap of a backward")
 
 
