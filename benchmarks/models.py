@@ -3,8 +3,9 @@
 Forward, loss and backward on one GPU, with random weights, in bfloat16 or under autocast to it, as each is trained
 (``model_cases.py``).  Times are of steps behind a step, medians of rounds in which both backends take their turns.
 
-First each model is compiled under each backend in a process and with caches of its own, all side by side: *cold*.  Then
-a process a model starts from these caches, *warm*, compares losses and memory, and measures once it has the GPU alone.
+First each model is compiled under each backend in a process and with caches of its own, all side by side: *cold*.  The
+same processes are then started again from these caches, both backends of a few models side by side: *warm*.  At last
+one process a model compares losses and memory, and measures once it has the GPU alone.
 A step is right where its losses over 20 steps of gradient descent are no farther from Inductor's than twice what
 eager torch's are, or one rounding of bfloat16.  Without random numbers all three see the same; dropout's masks are the
 same under both backends.
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ LIMIT = 400.0
 ROUNDING = 2.0**-8
 """Of bfloat16, relatively."""
 FARTHER = 2.0
+WARM_AT_ONCE = 2
+"""Models whose processes start from warm caches side by side: they read and import, and compile nothing."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +66,25 @@ def run_models(
     names = chosen(only)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        cold = _all_cold(names, gpus, layers, root)
+        cold = _first_steps(names, gpus, layers, root, at_once=len(names))
+        warm = _first_steps(names, gpus, layers, root, at_once=WARM_AT_ONCE)
         for name, found in _all_steps(names, gpus, layers, root, profiles):
-            yield _rows(name, {b: cold[name, b] for b in (PEER, OWN)}, found)
+            yield _rows(name, cold[name], warm[name], found)
 
 
-def _all_cold(names: Sequence[str], gpus: int, layers: int | None, root: Path) -> dict[tuple[str, str], Any]:
-    started = {
-        (name, backend): _start("first", name, k % gpus, layers, root / f"{k}-{backend}", backend)
-        for k, name in enumerate(names)
-        for backend in (PEER, OWN)
-    }
-    return {key: process.result() for key, process in started.items()}
+def _first_steps(
+    names: Sequence[str], gpus: int, layers: int | None, root: Path, at_once: int
+) -> dict[str, dict[str, Any]]:
+    """Each in a process of its own and with caches of its own, in which it leaves what it compiled.  Both backends of a
+    model run at the same time, and so share what else goes on.  ``at_once``: models."""
+
+    def both(k: int) -> dict[str, Any]:
+        name = names[k]
+        started = {b: _start("first", name, k % gpus, layers, root / f"{k}-{b}", b) for b in (PEER, OWN)}
+        return {backend: process.result() for backend, process in started.items()}
+
+    with ThreadPoolExecutor(at_once) as threads:
+        return dict(zip(names, threads.map(both, range(len(names))), strict=True))
 
 
 def _all_steps(
@@ -107,7 +118,7 @@ def _start(what: str, name: str, gpu: int, layers: int | None, caches: Path, *re
     return _Process(running, printed)
 
 
-def _rows(name: str, cold: dict[str, Any], found: dict[str, Any] | str) -> list[Row]:
+def _rows(name: str, cold: dict[str, Any], warm: dict[str, Any], found: dict[str, Any] | str) -> list[Row]:
     if isinstance(found, str):
         return [Row("training step", name, OWN, 0, note=found)]
     errors = [GradientError(**e) for e in found["gradients"]]
@@ -124,12 +135,10 @@ def _rows(name: str, cold: dict[str, Any], found: dict[str, Any] | str) -> list[
         rows.append(
             Row("training step", name, backend, 0, us, low, high, note=note if backend == OWN else "", said=said)
         )
-        rows.append(Row("first step, warm caches", name, backend, 0, c["seconds"] * 1e6))
-        first = cold[backend]
-        if isinstance(first, str):
-            rows.append(Row("first step, cold caches", name, backend, 0, note=first))
-        else:
-            rows.append(Row("first step, cold caches", name, backend, 0, first["seconds"] * 1e6))
+        for caches, firsts in (("warm", warm), ("cold", cold)):
+            first = firsts[backend]
+            us, why = (None, first) if isinstance(first, str) else (first["seconds"] * 1e6, "")
+            rows.append(Row(f"first step, {caches} caches", name, backend, 0, us, note=why))
     return rows
 
 

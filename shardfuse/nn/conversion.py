@@ -6,7 +6,6 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,10 +18,10 @@ from .gated_mlp import GatedMLP, gated_mlp_of
 from .gelu import GELU
 from .group_norm import GroupNorm
 from .layer_norm import LayerNorm
+from .lookalikes import maker_for
 from .norm import RMSNorm
 from .promising import check_model, promise
 from .softmax import LogSoftmax, Softmax
-from .trial import Case, attributes_read, why_other
 
 log = logging.getLogger("shardfuse.nn.convert")
 
@@ -78,10 +77,11 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     """Replace what shardfuse.nn has in place of: norms, Softmax, GELU, and gated MLPs.
 
     Replaced are torch.nn's RMSNorm, LayerNorm, GroupNorm, BatchNorm1d, 2d and 3d, SyncBatchNorm, Softmax, LogSoftmax
-    and GELU; classes whose name ends in RMSNorm that have one vector ``weight`` and ``variance_epsilon`` or ``eps``;
-    and MLPs of ``gate_proj``, ``up_proj``, ``down_proj`` and ``act_fn``.  A class that is not torch's is tried on
-    random numbers first, in training and in evaluation, and replaced where its results, their dtypes and its gradients
-    are those of the replacement.  A module that holds more than its kind does, or has hooks, is left.
+    and GELU; classes whose name ends in RMSNorm or LayerNorm that have one vector ``weight``, maybe a ``bias``, and
+    ``variance_epsilon`` or ``eps``; classes with GELU in their name; and MLPs of ``gate_proj``, ``up_proj``,
+    ``down_proj`` and ``act_fn``.  A class that is not torch's is tried on random numbers first, in training and in
+    evaluation, and replaced where its results, their dtypes and its gradients are those of the replacement.  A module
+    that holds more than its kind does, or has hooks, is left.
     Parameters and buffers are the same objects as before, under the same names: optimisers and checkpoints see no
     difference.  Other attributes are copied.  Each replacement and each module that was left is logged (logger
     "shardfuse.nn.convert"), and stands in the result, whose ``undo()`` puts everything back.
@@ -132,9 +132,8 @@ def _replacement(module: Module) -> Found:
         base = next((kind for kind in _TORCH if isinstance(module, kind)), None)
         if base is not None:
             return f"a class of its own, which may compute something else than torch.nn.{base.__name__}"
-        if _looks_like_rms_norm(module):
-            make = _rms_norm_like
-        elif {"gate_proj", "up_proj", "down_proj"} <= set(dict(module.named_children())):
+        make = maker_for(module)
+        if make is None and {"gate_proj", "up_proj", "down_proj"} <= set(dict(module.named_children())):
             make = gated_mlp_of
     if make is None:
         return None
@@ -269,46 +268,3 @@ _TORCH: dict[type[Module], Callable[[Module], Found]] = {
     torch.nn.LogSoftmax: _softmax(LogSoftmax),
     torch.nn.GELU: _gelu,
 }
-
-
-def _looks_like_rms_norm(module: Module) -> bool:
-    return type(module).__name__.endswith("RMSNorm") and not list(module.children())
-
-
-def _rms_norm_like(module: Module) -> Found:
-    """An RMSNorm in the place of a class that computes one, of weight or of 1 + weight."""
-    state = module.state_dict()
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if list(state) != ["weight"] or state["weight"].ndim != 1 or not isinstance(eps, float):
-        return "it has not one vector called weight, and variance_epsilon or eps"
-    size, reasons = state["weight"].shape[0], list[str]()
-    for offset in (0.0, 1.0):
-        try:
-            reason = why_other(module, partial(_normed, eps, offset), size, _CASES, 1.0)
-            read = attributes_read(module, size) if reason is None else []
-        except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
-            return f"it failed on random numbers: {error}"
-        if reason is None:
-            further = [name for name in read if name not in ("variance_epsilon", "eps")]
-            if further:
-                return f"its forward reads {', '.join(further)}, which an RMSNorm would not follow"
-            return RMSNorm(size, eps, zero_centered=offset == 1.0, device="meta")
-        reasons.append(reason)
-    return f"it computes something else than an RMSNorm: {_furthest(reasons)}"
-
-
-_CASES = (
-    Case((1,)), Case((2, 1)), Case((3,)), Case((2, 3), 1e-4), Case((2, 2, 3), 1e6),
-    Case((3,), dtype=torch.bfloat16), Case((2, 3), dtype=torch.float16),
-)  # fmt: skip
-
-
-def _normed(eps: float, offset: float, module: Module, x: torch.Tensor) -> torch.Tensor:
-    """Rounded once, as the replacement is."""
-    unit = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], None, eps)
-    return (unit * (offset + cast(Any, module).weight.float())).to(x.dtype)
-
-
-def _furthest(reasons: list[str]) -> str:
-    """The reason that is met in the latest case: that of the offset that the module has."""
-    return max(reasons, key=lambda reason: max(k for k, case in enumerate(_CASES) if str(case) in reason))

@@ -34,6 +34,7 @@ from .gelu import GELU, Approximation, gelu_activation
 from .linear import linear
 from .refused_calls import refusing
 from .rotary import RotaryEmbedding
+from .running_statistics import move_towards
 from .softmax import LogSoftmax, Softmax
 
 __all__ = [
@@ -207,9 +208,8 @@ def batch_norm(
             raise ModuleArgumentError("batch_norm", name, running, "a tensor, as the other running statistic is")
     promises = said("batch_norm", invariant, accumulate)
     result, *statistics = batch_normed(input, {"weight": weight, "bias": bias}, kept, eps, not training, promises)
-    with torch.no_grad():
-        for running, batch in zip(kept if input.numel() else (), statistics, strict=False):
-            running.lerp_(batch.to(running.dtype), momentum)
+    if kept and statistics and input.numel():
+        move_towards(kept, tuple(statistics), momentum)
     return result
 
 

@@ -1,0 +1,175 @@
+"""convert: norms and GELUs of other libraries' classes, by what they compute, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.roundings import assert_near
+from shardfuse import nn as fused
+from shardfuse.nn import convert
+
+F = nn.functional
+
+
+class T5LayerNorm(nn.Module):
+    """An RMSNorm, which casts to 16 bits where its weight has them."""
+
+    def __init__(self, size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        wide = hidden_states.float()
+        unit = hidden_states * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.variance_epsilon)
+        if self.weight.dtype in (torch.float16, torch.bfloat16):
+            unit = unit.to(self.weight.dtype)
+        return self.weight * unit
+
+
+class CohereLayerNorm(T5LayerNorm):
+    """Without a bias, computed in float32."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states.float()
+        x = x - x.mean(-1, keepdim=True)
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight.float() * x).to(hidden_states.dtype)
+
+
+class FlowLayerNorm(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.eps, self.elementwise_affine = 1e-6, True
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + self.eps)
+        return x * self.weight + self.bias if self.elementwise_affine else x
+
+
+class Gemma4RMSNorm(T5LayerNorm):
+    """With a switch that says whether there is a weight."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.with_scale = True
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states.float()
+        x = x * torch.pow(x.square().mean(-1, keepdim=True) + self.variance_epsilon, -0.5)
+        return (x * self.weight.float() if self.with_scale else x).type_as(hidden_states)
+
+
+class UnbiasedLayerNorm(FlowLayerNorm):
+    """The variance is a sum over one less than there are features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        unit = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + self.eps)
+        return unit * self.weight + self.bias
+
+
+class NewGELUActivation(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return 0.5 * input * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (input + 0.044715 * torch.pow(input, 3.0))))
+
+
+class GELUActivation(nn.Module):
+    """By a function that is an attribute."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.act(input)
+
+
+class QuickGELUActivation(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return input * torch.sigmoid(1.702 * input)
+
+
+class ScaledGELU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.gelu(input) * self.scale
+
+
+TAKEN: dict[str, tuple[Callable[[], nn.Module], type[nn.Module]]] = {
+    "t5": (partial(T5LayerNorm, 24), fused.RMSNorm),
+    "gemma4": (partial(Gemma4RMSNorm, 24), fused.RMSNorm),
+    "cohere": (partial(CohereLayerNorm, 24), fused.LayerNorm),
+    "flow": (partial(FlowLayerNorm, 24), fused.LayerNorm),
+    "gelu": (partial(GELUActivation, F.gelu), fused.GELU),
+    "gelu by tanh": (partial(GELUActivation, partial(F.gelu, approximate="tanh")), fused.GELU),
+    "new gelu": (NewGELUActivation, fused.GELU),
+}
+
+
+def results(module: nn.Module, x: Tensor, grad: Tensor) -> list[Tensor]:
+    leaf = x.detach().clone().requires_grad_()
+    y = module(leaf)
+    return [y.detach(), *torch.autograd.grad(y, [leaf, *module.parameters()], grad.to(y.dtype))]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
+@pytest.mark.parametrize("kind", TAKEN)
+def test_what_computes_a_norm_or_a_gelu_under_another_name(kind: str, dtype: torch.dtype) -> None:
+    make, expected = TAKEN[kind]
+    theirs = make()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.normal_()
+    done = convert(copy.deepcopy(theirs))
+    assert type(done.model) is expected, str(done)
+    assert list(done.model.state_dict()) == list(theirs.state_dict())
+    mine, theirs = done.model.to(dtype), theirs.to(dtype)
+    x, grad = torch.randn(5, 7, 24).to(dtype), torch.randn(5, 7, 24).to(dtype)
+    wide = copy.deepcopy(mine).double()
+    for found, right, own in zip(
+        *(
+            results(m, *(t.to(d) for t in (x, grad)))
+            for m, d in ((mine, dtype), (wide, torch.float64), (theirs, dtype))
+        ),
+        strict=True,
+    ):
+        assert_near(found, right, own, terms=right.abs().amax(), signed=False, what=kind)
+    assert done.undo()(x).dtype == dtype
+
+
+LEFT: dict[str, tuple[nn.Module, str]] = {
+    "t5 in 16 bits": (T5LayerNorm(8).bfloat16(), "casts float32 inputs to the type of its weight"),
+    "unbiased": (UnbiasedLayerNorm(8), "something else than an RMSNorm or LayerNorm"),
+    "quick": (QuickGELUActivation(), "something else than a GELU"),
+    "a scale of 1": (ScaledGELU(), "its forward reads scale, which a GELU"),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_only_looks_alike_is_left(kind: str) -> None:
+    module, reason = LEFT[kind]
+    done = convert(nn.Sequential(module))
+    assert not done.replaced
+    assert reason in done.left[0].reason
+
+
+def test_a_norm_of_16_bits_that_keeps_the_inputs_type_is_replaced() -> None:
+    """Where float32 comes in, as behind a layer that is kept in float32, float32 goes out."""
+    x = torch.randn(3, 8)
+    module = CohereLayerNorm(8).bfloat16()
+    found = convert(copy.deepcopy(module)).model
+    assert type(found) is fused.LayerNorm
+    torch.testing.assert_close(found(x), module(x))
