@@ -14,6 +14,7 @@ from shardfuse.nn import functional, quantized
 
 X, TARGET = torch.ones(3, 6), torch.zeros(3, dtype=torch.int64)
 ARRAY = np.ones((3, 6), np.float32)
+SPARSE, NESTED = X.to_sparse(), torch.nested.nested_tensor([torch.ones(3, 6), torch.ones(2, 6)])
 CALLS: dict[str, Callable[[], object]] = {
     "RMSNorm: x has type NoneType, expected a torch.Tensor": lambda: nn.RMSNorm(6)(None),
     "RMSNorm: x has type list, ": lambda: nn.RMSNorm(6)([1.0]),
@@ -43,7 +44,34 @@ CALLS: dict[str, Callable[[], object]] = {
     "geglu: up has type int": lambda: quantized.geglu(X, 2),
     "quantize: input has type NoneType": lambda: quantized.quantize(None),
     "gelu: input has type NoneType, expected a torch.Tensor": lambda: functional.gelu(None),
+    "quantize: scales has its elements on meta": lambda: quantized.quantize(X, scales=torch.ones(1, device="meta")),
+    "rms_norm: weight has its elements on meta": lambda: quantized.rms_norm(X, (6,), X[0].to("meta")),
+    "quantize: input has layout torch.sparse_coo, expected torch.strided: ": lambda: quantized.quantize(SPARSE),
+    "swiglu: gate has elements of a nested tensor": lambda: quantized.swiglu(NESTED, NESTED),
+    "rms_norm: input has layout torch.sparse_coo": lambda: functional.rms_norm(SPARSE, (6,)),
+    "layer_norm: weight has layout torch.sparse_coo": lambda: functional.layer_norm(X, (6,), SPARSE[0]),
+    "group_norm: input has layout torch.sparse_coo": lambda: functional.group_norm(SPARSE, 2),
+    "CrossEntropyLoss: logits has layout torch.sparse_coo": lambda: functional.cross_entropy(SPARSE, TARGET),
+    "RMSNorm: x has layout torch.sparse_coo": lambda: nn.RMSNorm(6)(SPARSE),
+    "LayerNorm: x has elements of a nested tensor": lambda: nn.LayerNorm(6)(NESTED),
 }
+
+
+OPTIONS: dict[str, Callable[[], object]] = {
+    "rms_norm(eps='1'): expected a number or None": lambda: quantized.rms_norm(X, (6,), eps="1"),
+    "add_rms_norm(eps=-1.0): expected 0 or more": lambda: quantized.add_rms_norm(X, X, (6,), eps=-1.0),
+    "layer_norm(eps=nan): expected 0 or more": lambda: quantized.layer_norm(X, (6,), eps=float("nan")),
+    "layer_norm(eps=None): expected a number": lambda: quantized.layer_norm(X, (6,), eps=None),
+    "quantize(scales=array([1., 1., 1., 1., 1., 1.], dtype=float32)): ": lambda: quantized.quantize(X, scales=ARRAY[0]),
+    "rms_norm(normalized_shape='6'): expected a list": lambda: quantized.rms_norm(X, "6"),
+}
+
+
+@pytest.mark.parametrize("sentence", OPTIONS)
+def test_options_of_quantizing_functions(sentence: str) -> None:
+    with pytest.raises(ModuleArgumentError) as refused:
+        OPTIONS[sentence]()
+    assert str(refused.value).startswith(sentence)
 
 
 @pytest.mark.parametrize("sentence", CALLS)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -235,6 +235,9 @@ def test_ranks_that_share_a_group_object_are_told_of_the_standstill() -> None:
 def test_refusals() -> None:
     with pytest.raises(SimulationError, match="world_size=0"):
         simulate(lambda: None, 0)
+    for timeout in (0, -1.0, float("nan"), "1", True):
+        with pytest.raises(SimulationError, match=rf"timeout={timeout!r}: pass seconds, more than 0"):
+            simulate(lambda: None, 1, timeout=cast("Any", timeout))
     with pytest.raises(SimulationError, match="already"):
         simulate(lambda: simulate(lambda: None, 2), 2)
     with pytest.raises(SimulationTimeoutError, match=r"not ended within timeout=0\.2 s: rank 0 in"):

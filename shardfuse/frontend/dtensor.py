@@ -21,7 +21,7 @@ import torch
 
 from ..analysis.communication_table import Communication
 from ..compiler import Plan
-from ..errors import InputCountError, ShapeError
+from ..errors import InputCountError, InputError, ShapeError
 from ..executor.agreement import failures_told
 from ..executor.binding import Argument
 from ..executor.cache import LRUCache
@@ -232,6 +232,13 @@ class _Variant:
                 if k in said and isinstance(tv, TensorView):
                     sizes[tv] = said[k]
                 continue
+            if k in said and tuple(said[k]) != (shape := tuple(argument.shape)):
+                expected, remedy = (
+                    f"of shape {list(said[k])}, as sizes= says",
+                    "leave it out of sizes=: it tells its own",
+                )
+                with failures_told(self.team):
+                    raise InputError(k, tv.name, f"a DTensor of {list(shape)}", expected, remedy)
             local, is_member = _local(k, tv.name, argument), given.mesh.get_coordinate() is not None
             if not is_member:  # nothing is read of it but how many dims it has
                 local = local.new_empty((0,) * argument.ndim)

@@ -309,6 +309,8 @@ class Running:
                 raise DefinitionError("sizes", repr(tv), "TensorViews that are inputs of this definition")
             if len(shape) != tv.ndim or min(shape, default=0) < 0:
                 raise DefinitionError("sizes", f"{list(shape)} for {tv!r}", f"{tv.ndim} unsharded sizes of 0 or more")
+            if any(static not in (-1, n) for static, n in zip(tv.shape, shape, strict=True)):
+                raise DefinitionError("sizes", f"{list(shape)} for {tv!r}", f"{list(tv.shape)}, as it is defined")
 
     def last_trace(self) -> str:
         """The text of every stage of the last plan, and of the host program and kernels that ran."""

@@ -35,6 +35,7 @@ from .checks import Function
 from .functional_norms import rms_eps
 from .gelu import Approximation, gelu_activation
 from .quantizing_fusions import BLOCK, Quantization, Work, quantizing_fusion
+from .refused_calls import refusing_beside_dtensors
 from .tensor_kinds import are_torchs
 
 Scales = Literal["row", "block"] | Tensor
@@ -58,11 +59,13 @@ class Quantized(NamedTuple):
     scales: Tensor
 
 
+@refusing_beside_dtensors
 def quantize(input: Tensor, *, scales: Scales = "row", dtype: torch.dtype = torch.float8_e4m3fn) -> Quantized:
     """input: [..., columns]."""
     return _made("quantize", "none", {"input": input}, {}, scales, dtype)[0]
 
 
+@refusing_beside_dtensors
 def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -77,6 +80,7 @@ def rms_norm(
     return _normed("rms_norm", {"input": input}, normalized_shape, weight, None, eps, scales, dtype)[0]
 
 
+@refusing_beside_dtensors
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -91,6 +95,7 @@ def layer_norm(
     return _normed("layer_norm", {"input": input}, normalized_shape, weight, bias, eps, scales, dtype)[0]
 
 
+@refusing_beside_dtensors
 def add_rms_norm(
     input: Tensor,
     residual: Tensor,
@@ -109,6 +114,7 @@ def add_rms_norm(
     return made[0], made[1]
 
 
+@refusing_beside_dtensors
 def add_layer_norm(
     input: Tensor,
     residual: Tensor,
@@ -127,6 +133,7 @@ def add_layer_norm(
     return made[0], made[1]
 
 
+@refusing_beside_dtensors
 def gelu(
     input: Tensor,
     approximate: Approximation = "none",
@@ -138,6 +145,7 @@ def gelu(
     return _made("gelu", gelu_activation("gelu", approximate), {"input": input}, {}, scales, dtype)[0]
 
 
+@refusing_beside_dtensors
 def swiglu(
     gate: Tensor, up: Tensor | None = None, *, scales: Scales = "row", dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Quantized:
@@ -145,6 +153,7 @@ def swiglu(
     return _made("swiglu", "silu", _halves("swiglu", gate, up), {}, scales, dtype)[0]
 
 
+@refusing_beside_dtensors
 def geglu(
     gate: Tensor,
     up: Tensor | None = None,
@@ -183,6 +192,8 @@ def _normed(
     found = tuple(function.shape_of("input", tensors["input"]))
     if len(shape) != 1 or found[-1:] != shape:
         raise function.refuse("input", f"shape {found}", f"one axis that is normed, the last one, of {shape}")
+    if not eps >= 0:
+        raise ModuleArgumentError(name, "eps", eps, "0 or more")
     vectors = {"weight": weight, "bias": bias}
     function.shaped(vectors, shape)
     work: Work = "layer_norm" if name.endswith("layer_norm") else "rms_norm"
@@ -255,7 +266,7 @@ def _check(
     if isinstance(scales, Tensor):
         if scales.numel() != 1 or scales.dtype is not torch.float32:
             raise function.refuse("scales", f"shape {tuple(scales.shape)} of {scales.dtype}", "one float32 number")
-    elif scales not in ("row", "block"):
+    elif not isinstance(scales, str) or scales not in ("row", "block"):
         raise ModuleArgumentError(name, "scales", scales, '"row", "block" or a float32 tensor of one element')
     elif scales == "block" and shape[-1] % BLOCK:
         raise function.refuse(argument, f"rows of {shape[-1]}", f"a multiple of {BLOCK}, for scales of blocks")

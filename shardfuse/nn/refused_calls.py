@@ -32,7 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def refusing(function: Callable[P, R]) -> Callable[P, R]:
+def refusing(function: Callable[P, R], *, takes_dtensors: bool = False) -> Callable[P, R]:
     """``function`` (or a method called ``forward``), whose bad calls end by one error that names the argument.
 
     Tensors: ModuleInputError, by its name; options: ModuleArgumentError.  torch.compile does not trace how the error is
@@ -47,7 +47,7 @@ def refusing(function: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             if torch.compiler.is_compiling():
                 raise
-            refuse_call(function, error, args, kwargs)
+            refuse_call(function, error, args, kwargs, takes_dtensors)
             raise
 
     # torch.compile counts how often it compiles a code object: each function has one of its own.
@@ -56,17 +56,25 @@ def refusing(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def refusing_beside_dtensors(function: Callable[P, R]) -> Callable[P, R]:
+    """As ``refusing``, of a function that takes DTensors."""
+    return refusing(function, takes_dtensors=True)
+
+
 @uncompiled
 def refuse_call(
-    function: Callable[..., Any], error: Exception, args: Sequence[object], kwargs: Mapping[str, object]
-) -> None:
+    function: Callable[..., Any], error: Exception, args: Sequence[object], kwargs: Mapping[str, object],
+    takes_dtensors: bool,
+) -> None:  # fmt: skip
     """Raise what a call of ``function`` ends by, where that is not ``error`` as it is."""
     method = function.__qualname__.partition(".forward")
     name = method[0] if method[1] else function.__name__
-    found = _of_dtensors(name, function, args, kwargs)
+    found = None if takes_dtensors else _of_dtensors(name, function, args, kwargs)
     if found is not None:
         raise found from None
-    is_said = isinstance(error, ArgumentError | DefinitionError | PromiseError)
+    is_said = isinstance(error, ArgumentError | DefinitionError | PromiseError) or (
+        isinstance(error, ModuleArgumentError) and str(error).startswith(f"{name}(")
+    )
     wrong = None if is_said else misfit(function, args, kwargs)
     if wrong is not None:
         argument, value, expected = wrong
@@ -74,7 +82,7 @@ def refuse_call(
             raise ModuleInputError.of_type(name, argument, value, expected) from None
         raise ModuleArgumentError(name, argument, value, expected) from None
     if not isinstance(error, ModuleInputError | ModuleArgumentError):
-        found = _of_devices(name, function, args, kwargs)
+        found = _of_storage(name, function, args, kwargs)
         if found is not None:
             raise found from None
 
@@ -101,12 +109,15 @@ def _of_dtensors(
     return None
 
 
-def _of_devices(
+def _of_storage(
     name: str, function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> ModuleInputError | None:
-    """The error of tensors on several devices."""
+    """The error of a tensor without strides, and of tensors on several devices."""
     tensors = _tensors(function, args, kwargs)
     for argument, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "elements of a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+            return ModuleInputError(name, argument, kind, "torch.strided", "call to_dense() or pad it")
         first = next(iter(tensors))
         if tensor.device != tensors[first].device:
             found, expected = f"its elements on {tensor.device}", f"{tensors[first].device}, that of {first}"
@@ -128,7 +139,7 @@ def refuse(module: FusedModule, error: Exception, tensors: Sequence[object], nam
         if wrong is not None:
             found = ModuleInputError.of_type(type(module).__name__, *wrong)
     if found is error and not isinstance(error, ModuleInputError):
-        found = _of_devices(type(module).__name__, type(module).forward, (module, *tensors), named) or error
+        found = _of_storage(type(module).__name__, type(module).forward, (module, *tensors), named) or error
     if not isinstance(found, ShardfuseError):
         return
     found.at(module.made_at)

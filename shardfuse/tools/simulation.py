@@ -62,6 +62,9 @@ def simulate(
         raise SimulationError(f"fn={shown(fn)}", "pass a function, which each rank calls")
     if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SimulationError(f"world_size={world_size!r}", "pass 1 or more")
+    is_number = timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool))  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or (timeout is not None and not timeout > 0):
+        raise SimulationError(f"timeout={shown(timeout)}", "pass seconds, more than 0, or leave it out")
     return _World(world_size).run(lambda: fn(*args), timeout)
 
 
