@@ -79,9 +79,9 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     Replaced are torch.nn's RMSNorm, LayerNorm, GroupNorm, BatchNorm1d, 2d and 3d, SyncBatchNorm, Softmax, LogSoftmax
     and GELU; classes whose name ends in RMSNorm or LayerNorm that have one vector ``weight``, maybe a ``bias``, and
     ``variance_epsilon`` or ``eps``; classes with GELU in their name; and MLPs of ``gate_proj``, ``up_proj``,
-    ``down_proj`` and ``act_fn``.  A class that is not torch's is tried on random numbers first, in training and in
-    evaluation, and replaced where its results, their dtypes and its gradients are those of the replacement.  A module
-    that holds more than its kind does, or has hooks, is left.
+    ``down_proj`` and ``act_fn`` or ``activation_fn``.  A class that is not torch's is tried on random numbers first, in
+    training and in evaluation, and replaced where its results, their dtypes and its gradients are those of the
+    replacement.  A module that holds more than its kind does, or has hooks, is left.
     Parameters and buffers are the same objects as before, under the same names: optimisers and checkpoints see no
     difference.  Other attributes are copied.  Each replacement and each module that was left is logged (logger
     "shardfuse.nn.convert"), and stands in the result, whose ``undo()`` puts everything back.
