@@ -93,7 +93,7 @@ def module_tensors(
     taken: list[list[torch.Tensor]] = [[], []]
     look = FusionRun.__call__
 
-    def noted(self: FusionRun, timer: object, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def noted(self: FusionRun, timer: object, tensors: Sequence[torch.Tensor]) -> object:
         taken[bound.runs.index(self)] = [t.detach() for t in tensors]
         return look(self, timer, tensors)
 
@@ -109,10 +109,10 @@ def module_tensors(
 def _parts(bound: BoundOp, k: int, tensors: Sequence[torch.Tensor], device: torch.device) -> dict[str, float]:
     with torch.no_grad():
         found = {"fusion": microseconds(lambda: bound.runs[k](None, tensors), device)}
-        (again,) = list(bound.runs[k].again.values())[:1] or [None]
+        (again, _), *_ = [*bound.runs[k].again.values(), (None, [])]
         if again is None:
             return found
-        given = bound.runs[k].with_leading([t.contiguous() for t in tensors], ())
+        given = bound.runs[k].with_leading([t.contiguous() for t in tensors])
         found["repeat"] = microseconds(lambda: again(given), device)
         made = again._made.program
         found["program"] = microseconds(lambda: made.run(*given), device)

@@ -64,6 +64,7 @@ def plans() -> Iterator[tuple[str, dict[str, str]]]:
             case = Case.parse(text)
             yield f"{workload.name} {case}", _unsharded(workload, case)
     yield from _sharded_norms()
+    yield from _losses()
     yield from _sharded_losses()
     yield from _exchanges()
 
@@ -120,6 +121,28 @@ def _sharded_norms() -> Iterator[tuple[str, dict[str, str]]]:
             for way, fusion in (("forward", op.forward), ("backward", op.backward)):
                 title = f"{type(module).__name__} {way} {rows}x{hidden} {dtype} {name} of {ranks}"
                 yield title, _local_kernels(fusion, (rows, hidden))
+
+
+def _losses() -> Iterator[tuple[str, dict[str, str]]]:
+    """Cross entropy and log-probabilities of whole logits: the modules' fusions return the statistics of rows too."""
+    import torch
+
+    from shardfuse.nn import CrossEntropyLoss, LogProb
+
+    modules = {
+        "CrossEntropyLoss": CrossEntropyLoss(),
+        "CrossEntropyLoss smoothed": CrossEntropyLoss(label_smoothing=0.1, z_loss=1e-4, temperature=2.0),
+        "LogProb": LogProb(),
+        "LogProb entropy": LogProb(entropy=True),
+    }
+    shapes = ((1024, 8192), (4096, 32000), (8192, 50257), (8, 128256))
+    for (rows, classes), dtype in product(shapes, (torch.bfloat16, torch.float32)):
+        logits = torch.empty((rows, classes), dtype=dtype, device="meta")
+        target = torch.empty((rows, 1), dtype=torch.int64, device="meta")
+        for name, module in modules.items():
+            op = module.bind((logits, target), None)
+            for way, fusion in (("forward", op.forward), ("backward", op.backward)):
+                yield f"{name} {way} {rows}x{classes} {dtype}", _local_kernels(fusion, (rows, classes))
 
 
 def _sharded_losses() -> Iterator[tuple[str, dict[str, str]]]:

@@ -271,14 +271,14 @@ class _Segmenter:
                 self.try_join(left[0], b)
 
     def feeding(self, expr: Expr) -> list[int]:
-        """The groups whose tensors ``expr`` reads, through cheap producers too."""
-        found: dict[int, None] = {}
-        for e in self.with_cheap([expr]):
-            for t in e.tensors:
-                maker = self.producer.get(t)
-                if maker is not None and maker in self.group_of:
-                    found[self.group_of[maker]] = None
-        return list(found)
+        """The groups whose tensors ``expr`` reads, through cheap producers too.
+
+        A view that its segment copies comes from no group: nothing waits for it where it is an output too.
+        """
+        own = [expr] if expr in self.alone else self.with_cheap([expr])
+        makers = [self.producer[t] for e in own for t in e.tensors if t in self.producer]
+        placed = [(e, self.group_of[e]) for e in makers if e in self.group_of]
+        return list(dict.fromkeys(g for e, g in placed if e not in own or self.chosen[g][0] != "no_op"))
 
     def try_join(self, a: int, b: int) -> bool:
         """Make one group of ``a`` and ``b``, ``b`` the later, if a scheduler takes them and no other stands between."""

@@ -13,6 +13,7 @@ import torch
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200, device_here
+from shardfuse.executor.binding import Bound
 from shardfuse.frontend import executor_cache
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.schedulers.limits import WARP
@@ -80,7 +81,7 @@ def test_grids_fit_the_gpu(build, shape: tuple[int, int], monkeypatch: pytest.Mo
 def test_a_larger_gpu_is_used_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     few, _ = programs(planned(norm, (1024, 262144)))
     larger = replace(H200, name="larger", multiprocessors=2 * H200.multiprocessors)
-    monkeypatch.setattr(executor_cache, "device_here", lambda: larger)
+    monkeypatch.setattr(executor_cache, "device_here", lambda _: larger)
     many, _ = programs(planned(norm, (1024, 262144)))
     assert many == 2 * few
 
@@ -93,6 +94,31 @@ def test_a_named_gpu_is_that_of_the_table_and_a_slice_of_it_is_not(monkeypatch: 
     assert device_here() is H200
     found.multi_processor_count = 16
     assert device_here() == replace(device_here(), multiprocessors=16, warps=48, l2_bytes=8 << 20)
+
+
+def test_a_program_is_planned_for_the_gpu_that_its_inputs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned for the larger GPU, which is the current one, programs that wait for each other would not all fit."""
+    gpus = [SimpleNamespace(**{**vars(SMALL), "name": H200.name, "multi_processor_count": 132}), SMALL]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: gpus[k])
+    shape = 32768, 4096
+    with FusionDefinition() as fd:
+        x = fd.define_tensor(list(shape), contiguity=True, dtype=DataType.BFloat16)
+        for t in both_ways(fd, x):
+            fd.add_output(t)
+    argument = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    def planned_on(device: torch.device) -> int:
+        bound = Bound({x: argument}, {x: shape}, device)
+        monkeypatch.setattr(executor_cache, "bind_arguments", lambda *_: bound)
+        return programs(fd.fec.plan_for([argument], None))[0]
+
+    second = torch.device("cuda", 1)
+    large, small = planned_on(torch.device("cuda", 0)), planned_on(second)
+    assert large == planned_on(torch.device("cpu"))
+    assert small == programs(fd.fec.plan({x: shape}, None, second))[0] < large
+    assert device_here(second).multiprocessors == 40
 
 
 def test_who_decides_for_a_kernel_asks_the_gpu_that_it_is_proposed_for() -> None:

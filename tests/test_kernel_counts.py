@@ -18,6 +18,7 @@ from torch_answers import assert_like
 from shardfuse import DataType, FusionDefinition
 from shardfuse.frontend.explain import Explanation
 from shardfuse.ir.tensor_view import TensorView
+from shardfuse.nn import CrossEntropyLoss, LogProb
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -52,6 +53,33 @@ def of(workload: str, *cases: str, kernels: int = 1) -> list[Pattern]:
         return planned
 
     return [Pattern(f"{workload} {text}", kernels, plan(text)) for text in cases]
+
+
+def loss(name: str, module: CrossEntropyLoss, forward: int) -> list[Pattern]:
+    """The module's forward, of so many kernels, and its backward of one; of short, long and odd rows."""
+
+    def plan(text: str, *, is_forward: bool) -> Plan:
+        def planned() -> Explanation:
+            case = Case.parse(text)
+            logits = torch.empty(case.shape, dtype=case.dtype, device="meta")
+            target = torch.empty((case.shape[0], 1), dtype=torch.int64, device="meta")
+            op = module.bind((logits, target), None)
+            fd = op.forward if is_forward else op.backward
+            return fd.explain(
+                sizes={
+                    tv: () if not tv.ndim else logits.shape if tv.shape[-1] == case.columns else target.shape
+                    for tv in fd.fec.tensors()
+                }
+            )
+
+        return planned
+
+    found: list[Pattern] = []
+    for text in ("1024x8192", "8192x32000", "4096x32000:float32", "8192x50257", "64x128256:float16"):
+        for kernels, is_forward in ((forward, True), (1, False)):
+            way = "" if is_forward else ", backward"
+            found.append(Pattern(f"{name}{way} {text}", kernels, plan(text, is_forward=is_forward)))
+    return found
 
 
 def row_norm(finish: Finish) -> Plan:
@@ -170,6 +198,11 @@ PATTERNS = [
     *of("cross_entropy", "8192x32000", "2048x262144"),
     *of("cross_entropy_smoothed", "4096x128256"),
     *of("cross_entropy_backward", "8192x32000", "2048x262144"),
+    *loss("CrossEntropyLoss", CrossEntropyLoss(), 2),  # the mean over rows is the second
+    *loss("CrossEntropyLoss, smoothed", CrossEntropyLoss(reduction="none", label_smoothing=0.1), 1),
+    *loss("CrossEntropyLoss, z-loss", CrossEntropyLoss(reduction="none", z_loss=1e-4, temperature=2.0), 1),
+    *loss("LogProb", LogProb(), 1),
+    *loss("LogProb, entropy", LogProb(entropy=True), 1),
     Pattern("softmax of scaled and masked scores", 1, softmax_of_scaled_and_masked),
     # 6: reductions, transposes, pointwise
     *of("sum_inner", "16384x8192", "16x8388608"),

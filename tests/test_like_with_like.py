@@ -155,6 +155,22 @@ def test_a_run_is_timed_behind_its_flushes(monkeypatch: pytest.MonkeyPatch) -> N
     assert flush_buffer(torch.device("meta")).nbytes >= 256 << 20
 
 
+def test_flushes_hide_the_slowest_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several, after the warm-up: one alone may be quick, and the GPU then waits for the host in most rounds."""
+    clock, turns = [0.0], {"even": 0, "slow once": 0}
+    monkeypatch.setattr(timing, "perf_counter", lambda: clock[0])
+
+    def run(name: str, seconds: float, at: int) -> None:
+        turns[name] += 1
+        clock[0] += 1.0 if turns[name] <= timing.WARM_UP else seconds * (5 if turns[name] == at else 1)
+
+    last = timing.WARM_UP + timing.SAMPLES
+    runs = {"even": lambda: run("even", 3e-4, 0), "slow once": lambda: run("slow once", 1e-4, last)}
+    found = timing.host_seconds(runs, torch.device("cpu"))
+    assert found == {"even": pytest.approx(3e-4), "slow once": pytest.approx(5e-4)}
+    assert set(turns.values()) == {last}
+
+
 def test_every_round_on_a_gpu_is_behind_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, int]] = []
 
@@ -165,7 +181,7 @@ def test_every_round_on_a_gpu_is_behind_flushes(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(timing, "behind_flush", behind)
     monkeypatch.setattr(timing, "flush_buffer", lambda device: torch.empty(8, dtype=torch.int8))
-    monkeypatch.setattr(timing, "_host_seconds", lambda run, device: {"a": 0.0, "b": 4.5 * timing.HIDDEN}[run()])
+    monkeypatch.setattr(timing, "host_seconds", lambda runs, device: {"a": 0.0, "b": 4.5 * timing.HIDDEN})
     one_round = timing.rounds_on({"a": lambda: "a", "b": lambda: "b"}, torch.device("cuda"))
     assert {name: read() for name, read in one_round().items()} == {"a": 1.0, "b": 1.0}
     assert taken == [("a", 2), ("b", 6)]

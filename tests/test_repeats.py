@@ -175,7 +175,7 @@ def test_the_script_of_a_repeat_that_fails_has_the_shapes_of_its_definition(monk
         raise RuntimeError(f"planted, of {arguments[0].ndim} dims")
 
     monkeypatch.setattr(program, "only_addressed", lambda names, steps: frozenset(range(len(names))))
-    monkeypatch.setattr(repeat, "are_taken_as_they_are", fail)  # which a repeat asks first
+    monkeypatch.setattr(repeat, "are_real_as_they_are", fail)  # which a repeat asks first
 
     def run(rank: int, size: int) -> str:
         mesh = DeviceMesh(list(range(size)))

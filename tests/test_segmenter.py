@@ -111,6 +111,29 @@ def test_views_run_nothing() -> None:
     assert described(define) == ["no_op: T0 -> T2"]
 
 
+def test_a_view_that_is_an_output_stands_between_no_two_segments() -> None:
+    """Whoever reads the view makes its own copy of it: the maximum, kept as [rows, 1], is of the one kernel."""
+
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([64, 512])
+        top = fd.ops.max(x, [1], keepdim=True)
+        fd.add_output(fd.ops.sum(fd.ops.exp(fd.ops.sub(x, top)), [1]))
+        fd.add_output(top)
+
+    assert described(define) == ["persistent: T0 -> T1 T5", "no_op: T1 -> T2"]
+
+
+def test_a_call_of_torch_comes_behind_the_view_that_it_reads() -> None:
+    """It makes no copy of its own."""
+
+    def define(fd: FusionDefinition) -> None:
+        turned = fd.ops.permute(fd.ops.exp(fd.define_tensor([8, 16])), [1, 0])
+        fd.add_output(turned)
+        fd.add_output(fd.ops.matmul(turned, fd.define_tensor([8, 4])))
+
+    assert described(define) == ["pointwise: T0 -> T1", "no_op: T1 -> T2", "torch_call: T2 T3 -> T4"]
+
+
 def test_readers_of_one_tensor_are_siblings() -> None:
     """Two outputs that read the same tensor share a kernel; two that read the same weight beside wider ones do not."""
 

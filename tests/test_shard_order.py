@@ -99,18 +99,28 @@ def test_a_reshaped_dtensor_has_the_spec_of_torchs_own(
 
 
 def test_what_torchs_own_reshape_gives_goes_through_fusions() -> None:
-    def run(rank: int, size: int) -> None:
+    """Skipped where torch's own refuses two dims that two mesh dimensions cut, as 2.11 does."""
+
+    def run(rank: int, size: int) -> str | None:
         full = numbers([4, 4])
         x = distribute_tensor(full, make_mesh((2, 2)), [Shard(1), Shard(0)], src_data_rank=None)
-        ours, theirs = reshaped([4, 4], [16]).execute([x])[0], x.reshape(16)
+        try:
+            theirs = x.reshape(16)
+        except RuntimeError as refusal:
+            return str(refusal)
+        ours = reshaped([4, 4], [16]).execute([x])[0]
         kept, back = (reshaped([16], new).execute([theirs])[0] for new in ([16], [4, 4]))
         for y in (ours, kept):
             assert cast(DTensor, y).placements == theirs.placements == (_StridedShard(0, split_factor=4), Shard(0))
             assert torch.equal(cast(DTensor, y).to_local(), theirs.to_local() * 10)
             assert torch.equal(cast(DTensor, y).full_tensor(), full.reshape(16) * 10)
         assert torch.equal(cast(DTensor, back).full_tensor(), full * 10)
+        return None
 
-    run_ranks(4, run)
+    refusals = run_ranks(4, run)
+    if all(refusals):
+        pytest.skip(f"torch's reshape of a DTensor: {refusals[0]}")
+    assert refusals == [None] * 4
 
 
 def cut_in_order(full: torch.Tensor, mesh: TorchMesh, order: tuple[int, ...]) -> DTensor:

@@ -31,6 +31,15 @@ def log_softmax(fd: FusionDefinition, x: TensorView) -> list[TensorView]:
     return [fd.ops.sub(shifted, fd.ops.log(fd.ops.sum(fd.ops.exp(shifted), [1], keepdim=True)))]
 
 
+def entropy(fd: FusionDefinition, x: TensorView) -> list[TensorView]:
+    """Of a softmax: a logit of -inf adds nothing to it."""
+    apart = fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True))
+    e = fd.ops.exp(apart)
+    total = fd.ops.sum(e, [1], keepdim=True)
+    weighted = fd.ops.where(fd.ops.eq(e, 0.0), 0.0, fd.ops.mul(e, apart))
+    return [fd.ops.sub(fd.ops.log(total), fd.ops.div(fd.ops.sum(weighted, [1], keepdim=True), total))]
+
+
 def in_half(fd: FusionDefinition, x: TensorView) -> list[TensorView]:
     return [fd.ops.cast(y, dtype=DataType.Half) for y in layer_norm(fd, fd.ops.cast(x, dtype=DataType.Float))]
 
@@ -41,6 +50,7 @@ DEFINITIONS: dict[str, Define] = {
     "batch_norm": lambda fd, x: layer_norm(fd, x, (0, 1)),
     "softmax": softmax,
     "log_softmax": log_softmax,
+    "entropy": entropy,
     "half": in_half,
 }
 
@@ -111,7 +121,7 @@ def test_special_values() -> None:
     x[3, 5] = float("inf")
     x[4, 1] = float("nan")
     x[5, 6] = float("-inf")
-    for define in (softmax, log_softmax, layer_norm):
+    for define in (softmax, log_softmax, entropy, layer_norm):
         run_ranks(4, lambda rank, size, define=define: run(define, x, rank, size))
 
 

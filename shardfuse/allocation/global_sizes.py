@@ -96,8 +96,14 @@ def _extent(tv: TensorView, k: int, local: int) -> int | None:
 
 def _from_other_inputs(fusion: Fusion, sizes: dict[TensorView, list[int]], unknown: Sequence[Unknown]) -> list[Unknown]:
     """Fill in what an equal axis of another input tells; return what is left."""
-    classes = equal_extents(fusion)
     missing = {(u.tv, u.axis) for u in unknown}
+    ones = [
+        axis
+        for tv, shape in sizes.items()
+        for k, (axis, n) in enumerate(zip(tv.domain.logical, shape, strict=True))
+        if n == 1 and (tv, k) not in missing
+    ]
+    classes = equal_extents(fusion, ones)
     known: dict[IterDomain, int] = {}
     for tv, shape in sizes.items():
         for k, n in enumerate(shape):

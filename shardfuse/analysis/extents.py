@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..ir.call import Call
 from ..ir.domain import IterDomain
@@ -11,64 +11,101 @@ from ..ir.op import Broadcast, Cast, Expand, Permute, Pointwise, Reduce, Set, Sq
 from ..ir.tensor_view import TensorView
 from ..ops.torch_calls import TORCH_CALLS
 
+Meeting = tuple[list[IterDomain], list[IterDomain]]
+"""Axes of what a record reads that have one extent, or 1; and those of what it makes that have the longest's."""
 
-def equal_extents(fusion: Fusion) -> Mapping[IterDomain, IterDomain]:
-    """A representative for each logical axis; axes of one representative have one extent, or an extent of 1."""
-    classes = _Classes()
+
+def equal_extents(fusion: Fusion, ones: Collection[IterDomain] = ()) -> Mapping[IterDomain, IterDomain]:
+    """A representative for each logical axis; axes of one representative have one extent.
+
+    ones: axes of inputs that are known to have one element.  Other symbolic axes of inputs count as longer.  One that
+    an op made (a reshape to -1) may come out as 1 and be broadcast: two axes that meet it need not be equally long.
+    """
+    classes = _Classes(ones)
+    for declared in fusion.inputs:
+        if isinstance(declared.val, TensorView):
+            classes.add_long(axis for axis in declared.val.domain.logical if axis not in classes.ones)
     for record in fusion.records:
-        for places in _meetings(record):
-            for axis in places[1:]:
-                classes.join(places[0], axis)
+        made = [v for v in record.outputs if isinstance(v, TensorView)]
+        classes.add_long(axis for tv in made for axis in tv.domain.logical if axis.extent >= 0)
+        for meeting in _meetings(record, made):
+            classes.meet(*meeting)
     return {axis: classes.find(axis) for tv in fusion.tensors() for axis in tv.domain.logical}
 
 
 class _Classes:
-    def __init__(self) -> None:
+    """``long``: representatives of axes that are not broadcast.  ``ones``: of those that have one element."""
+
+    def __init__(self, ones: Collection[IterDomain]) -> None:
         self.parent: dict[IterDomain, IterDomain] = {}
+        self.long: set[IterDomain] = set()
+        self.ones = set(ones)
 
     def find(self, axis: IterDomain) -> IterDomain:
         while axis in self.parent:
             axis = self.parent[axis]
         return axis
 
+    def add_long(self, axes: Iterable[IterDomain]) -> None:
+        self.long.update(axis for axis in axes if axis.extent != 1)
+
+    def meet(self, read: Sequence[IterDomain], made: Sequence[IterDomain]) -> None:
+        """Join the axes that are not broadcast; where any may be, only the one that all others are broadcast to."""
+        found = list(dict.fromkeys(map(self.find, read)))
+        longer = [axis for axis in found if axis.extent != 1 and axis not in self.ones]
+        equal = [axis for axis in longer if axis in self.long]
+        if not equal and len(longer) > 1:
+            return
+        equal = equal or longer or found[:1]
+        for axis in (*equal, *made):
+            self.join(equal[0], axis)
+
     def join(self, a: IterDomain, b: IterDomain) -> None:
         a, b = self.find(a), self.find(b)
-        if a is not b:
-            self.parent[b] = a
+        if a is b:
+            return
+        self.parent[b] = a
+        for marked in (self.long, self.ones):
+            if b in marked:
+                marked.remove(b)
+                marked.add(a)
 
 
-def _meetings(record: Record) -> list[list[IterDomain]]:
-    """The groups of axes that ``record`` makes equal; axes of a static 1 are broadcast and say nothing."""
-    out = record.outputs[0]
+def _meetings(record: Record, made: Sequence[TensorView]) -> list[Meeting]:
+    """How the axes of ``record`` belong together."""
     ins = [v for v in record.inputs if isinstance(v, TensorView)]
-    if not isinstance(out, TensorView) or not ins:
+    if not made or not ins:
         return []
-    to = out.domain.logical
+    to = made[0].domain.logical
     x = ins[0].domain.logical
     op = record.op
     match op:
         case Pointwise() | Cast() | Set():
-            lined_up = [[t.domain.logical[-k] for t in (*ins, out) if t.ndim >= k] for k in range(1, len(to) + 1)]
-            return [[axis for axis in column if axis.extent != 1] for column in lined_up]
+            backwards = range(1, len(to) + 1)
+            return [([t.domain.logical[-k] for t in ins if t.ndim >= k], [to[-k]]) for k in backwards]
         case Call():
-            return _named(op, ins, [v for v in record.outputs if isinstance(v, TensorView)])
+            return _named(op, ins, made)
         case Permute():
-            return [[x[d], to[k]] for k, d in enumerate(op.dims)]
+            return [([x[d]], [to[k]]) for k, d in enumerate(op.dims)]
         case Broadcast():
-            kept = [axis for axis, new in zip(to, op.new, strict=True) if not new]
-            return [[a, b] for a, b in zip(x, kept, strict=True)]
+            return _one_by_one(x, [axis for axis, new in zip(to, op.new, strict=True) if not new])
         case Squeeze() | Reduce():
-            return [[a, b] for a, b in zip([a for k, a in enumerate(x) if k not in op.axes], to, strict=True)]
+            return _one_by_one([a for k, a in enumerate(x) if k not in op.axes], to)
         case Expand():
-            return [[a, b] for a, b in zip(x, to, strict=True) if a.extent != 1]
+            return [([a] if n == -1 else [a, b], [b]) for a, b, n in zip(x, to, op.shape, strict=True)]
         case _:
             return []
 
 
-def _named(op: Call, ins: Sequence[TensorView], outs: Sequence[TensorView]) -> list[list[IterDomain]]:
-    columns: dict[str, list[IterDomain]] = {}
+def _one_by_one(read: Sequence[IterDomain], made: Sequence[IterDomain]) -> list[Meeting]:
+    return [([a], [b]) for a, b in zip(read, made, strict=True)]
+
+
+def _named(op: Call, ins: Sequence[TensorView], outs: Sequence[TensorView]) -> list[Meeting]:
+    columns: dict[str, Meeting] = {}
     signature = TORCH_CALLS[op.name].signature([t.shape for t in ins], op)
-    for t, axes in zip((*ins, *outs), (*signature.inputs, *signature.outputs), strict=True):
-        for name, axis in zip(axes, t.domain.logical, strict=True):
-            columns.setdefault(name, []).append(axis)
-    return [[axis for axis in column if axis.extent != 1] for column in columns.values()]
+    for at, views, names in ((0, ins, signature.inputs), (1, outs, signature.outputs)):
+        for t, axes in zip(views, names, strict=True):
+            for name, axis in zip(axes, t.domain.logical, strict=True):
+                columns.setdefault(name, ([], []))[at].append(axis)
+    return [meeting for meeting in columns.values() if meeting[0]]

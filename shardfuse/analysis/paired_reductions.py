@@ -3,6 +3,9 @@
 m = max(x); s = sum(exp(x - m))                         the (max, sum) of a softmax
 t = sum(x); q = sum(square(x - t / count))              the (sum, M2) of a variance
 
+With s may go the sum that an entropy is made of, e = exp(x - m):
+w = sum(where(e == 0, 0, e * (x - m)))                  0 for a class of no weight, whose distance may be infinite
+
 A rank's part of a softmax has a guard, for rows of which it has nothing but -inf, or no element:
 m = max(x); s = sum(exp(x - where(m == -inf, 0, m)))    0 instead of NaN for such a row
 """
@@ -19,7 +22,7 @@ from ..ir.scalar import Scalar
 from .sharding import reduced_axes
 
 _EXP, SUB, _DIV = Pointwise("exp"), Pointwise("sub"), Pointwise("div")
-_WHERE, _EQ = Pointwise("where"), Pointwise("eq")
+_WHERE, _EQ, _MUL = Pointwise("where"), Pointwise("eq"), Pointwise("mul")
 _SQUARES = (Pointwise("square"), Pointwise("mul"))
 
 
@@ -40,6 +43,21 @@ def guarded_first_of(second: Expr, maker: Mapping[BoundTensor, Expr]) -> Expr | 
     if test is None or test.op != _EQ or test.tensors != (largest,) or not _is(test.inputs[1], -inf):
         return None
     return _checked(made_by(largest, maker), second, found)
+
+
+def sums_weighted(third: Expr, second: Expr, maker: Mapping[BoundTensor, Expr]) -> bool:
+    """Does ``third`` sum the distances of which ``second`` sums the exponentials, each times its exponential?"""
+    if not (is_reduction(third.op, "sum") and is_reduction(second.op, "sum")) or third.op.axes != second.op.axes:
+        return False
+    (weight,), chosen = second.tensors, maker.get(third.tensors[0])
+    made = maker.get(weight)
+    if made is None or made.op != _EXP or chosen is None or chosen.op != _WHERE or len(chosen.tensors) != 2:
+        return False
+    test, product = (maker.get(t) for t in chosen.tensors)
+    is_none = test is not None and test.op == _EQ and test.tensors == (weight,) and _is(test.inputs[1], 0)
+    factors = (weight, made.tensors[0])
+    is_product = product is not None and product.op == _MUL and product.inputs in (factors, factors[::-1])
+    return is_none and is_product and _is(chosen.inputs[1], 0) and third.output.dtype is second.output.dtype
 
 
 _Distances = tuple[BoundTensor, BoundTensor, int | None]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..schedulers.limits import power_of_two
+from ..segments.online_reductions import counts_lanes
 from .accumulators import Accumulator, accumulators
 from .emitter import Emitter
 from .group_exchange import prefetch_next, write_group_exchange
@@ -17,7 +18,6 @@ from .packed import Packed
 from .running_statistics import (
     across_lanes,
     across_members,
-    counts_lanes,
     give,
     held,
     write_start,

@@ -16,13 +16,14 @@ from ..kernel_functions import texts_of
 from ..ops.promotion import types
 from ..ops.table import POINTWISE, Rule
 from ..schedulers.plan import KernelPlan
-from ..segments.rounding import is_rounded_apart, may_be_rough
+from ..segments.rounding import is_rounded_apart, may_be_rough, saturated
 from . import narrow
 from .accumulators import Accumulator, accumulator
 from .addresses import Addresses
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, number_text, own_functions, pointwise_form
 from .draw import draw, function_of
 from .loads import hint, in_few, in_runs
+from .row_blocks import first_of_blocks, in_blocks, spread
 from .source import BLOCK, PROGRAM, Text
 from .statements import Statement, Writer
 from .tile import R_SIZE, Chunk, Layouts, Piece, Tile
@@ -44,6 +45,7 @@ class Emitter(Addresses):
         self.values: dict[tuple[BoundTensor, str], Text] = {}
         self.helpers: dict[str, str] = {}
         self.starts: dict[str, int] = {}
+        self.saturated = frozenset[BoundTensor]() if interpret else saturated(plan.segment)
         self._read = {t for e in plan.segment.exprs for t in e.tensors}
 
     def use(self, *functions: str) -> None:
@@ -113,14 +115,16 @@ class Emitter(Addresses):
     def name(self, tensor: BoundTensor, chunk: Chunk) -> str:
         return f"{tensor}{self.key(tensor, chunk)[1]}"
 
-    def assign(self, name: str, text: str, dtype: DataType, has_x: bool, has_r: bool) -> Text:
+    def assign(
+        self, name: str, text: str, dtype: DataType, has_x: bool, has_r: bool, *, of_blocks: bool = False
+    ) -> Text:
         if self.interpret and dtype is DataType.Bool and text != name and not (has_x or has_r):
             text = f"libdevice.int1({text})"
         if "libdevice." in text:
             self.helpers["libdevice"] = LIBDEVICE[self.interpret]
         if text != name:
             self.out.line(f"{name} = {text}")
-        return Text(name, dtype, has_x, has_r)
+        return Text(name, dtype, has_x, has_r, of_blocks)
 
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         window, dtype = self.tile.windows.get(tensor), tensor.dtype.compute
@@ -131,22 +135,26 @@ class Emitter(Addresses):
         if inside:
             self.out.line(f"in_{self.name(tensor, chunk)} = {' & '.join(inside)}")
             inside = [f"in_{self.name(tensor, chunk)}"]
+        if of_blocks := self.space.is_of_blocks(tensor):
+            chunk = first_of_blocks(self.tile, chunk, self.offset)
         if window:
             pointer, has_x, has_r = self.elsewhere(tensor, window, chunk)
         else:
             terms, has_x, has_r = self.place(tensor, chunk)
             pointer = " + ".join([f"{tensor}_ptr", *in_few(self.tile, tensor, chunk, terms)])
         options = self.mask(has_x, has_r, chunk, inside)
-        run = in_runs(self.tile, tensor, chunk, self.offset) if has_r and not window else None
+        run = in_runs(self.tile, tensor, chunk, self.offset) if has_r and not (window or of_blocks) else None
         pointer, options = (self.pointer(tensor, run.few)[0], run.options) if run else (pointer, options)
-        if has_r and not has_x and self.tile.x_lanes and self.space.is_inner and not self.tile.is_row_wide:
+        is_broadcast = has_r and not has_x and self.tile.x_lanes and self.space.is_inner
+        if is_broadcast and not (self.tile.is_row_wide or of_blocks):
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
         options += hint(self.plan, tensor, is_later=self.program == BLOCK)
         source = self.plan.segment.windows[tensor].tensors[0] if window else tensor
         text = converted(self.load_text(source, pointer, options), tensor.dtype, dtype)
         text = run.spread(text) if run else text
-        return self.assign(self.name(tensor, chunk), text, dtype, has_x and self.tile.x_lanes, has_r)
+        has_x &= self.tile.x_lanes
+        return self.assign(self.name(tensor, chunk), text, dtype, has_x, has_r, of_blocks=of_blocks and has_r)
 
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         assert not self.is_reduction(expr), f"{expr.output} is read before it is reduced"
@@ -159,9 +167,11 @@ class Emitter(Addresses):
             return self.draw(expr, op, chunk)
         if isinstance(op, Pick):
             return self.pick(expr, chunk)[expr.outputs.index(tensor)]
-        inputs = [self.value(t, chunk) for t in expr.tensors]
-        if isinstance(op, View | Set):
+        inputs = self.inputs_of(expr, chunk)
+        if isinstance(op, View | Set) or self.is_saturated(tensor):
             return inputs[0]
+        if isinstance(op, Reduce) and self.space.is_of_blocks(tensor) and not self.space.is_of_blocks(expr.tensors[0]):
+            return self.of_each_block(expr, inputs[0], chunk)
         has_x, has_r = any(v.has_x for v in inputs), any(v.has_r for v in inputs)
         if isinstance(op, Cast):
             text, dtype, inexact = self.cast(expr, inputs[0])
@@ -172,7 +182,7 @@ class Emitter(Addresses):
         else:
             texts, dtypes = self.operands(expr, inputs)
             last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None
-            own = last is not None and (last.has_x, last.has_r) == (has_x, has_r)
+            own = last is not None and (last.has_x, last.has_r) == (has_x, has_r) and not self.is_spread(expr)
             rough, once = may_be_rough(self.plan.segment, expr), is_rounded_apart(self.plan.segment, expr)
             form, texts, dtype = pointwise_form(expr, texts, dtypes, is_precise=own, is_rough=rough, is_rounded=once)
             form, functions = own_functions(form, dtype, interpret=self.interpret)
@@ -183,7 +193,41 @@ class Emitter(Addresses):
             text = self.rounded(text, expr.output)
         if inputs and text == inputs[0].text:
             return inputs[0]
-        return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
+        return self.assign(
+            self.name(tensor, chunk), text, dtype, has_x, has_r, of_blocks=any(v.of_blocks for v in inputs)
+        )
+
+    def inputs_of(self, expr: Expr, chunk: Chunk) -> list[Text]:
+        """What ``expr`` reads; what has one number for each block as one for each element, where the output has."""
+        found = [self.value(t, chunk) for t in expr.tensors]
+        if self.space.is_of_blocks(expr.output):
+            return found
+        for k, (tensor, value) in enumerate(zip(expr.tensors, found, strict=True)):
+            if value.of_blocks:
+                key, name = (tensor, f"{chunk.suffix}_spread"), f"{self.name(tensor, chunk)}_spread"
+                if key not in self.values:
+                    text = spread(self.tile, chunk, value.text)
+                    self.values[key] = self.assign(name, text, value.dtype, self.tile.x_lanes, True)
+                found[k] = self.values[key]
+        return found
+
+    def is_spread(self, expr: Expr) -> bool:
+        """Has the last tensor that ``expr`` reads one number for several elements that it makes?"""
+        return self.space.is_of_blocks(expr.tensors[-1]) and not self.space.is_of_blocks(expr.output)
+
+    def of_each_block(self, expr: Expr, value: Text, chunk: Chunk) -> Text:
+        """A reduction of each block of a row: of lanes of the tile, no element of which is part of two blocks."""
+        acc, out = accumulator(expr), expr.output
+        self.use(acc.helper)
+        text = acc.prepared(value.text, value.dtype)
+        if not value.has_r or value.has_x != self.tile.x_lanes:
+            text = f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
+        text = acc.reduced(in_blocks(self.tile, chunk, text), 1 + self.tile.x_lanes)
+        text = acc.finished(text, out.dtype.compute)
+        if out.dtype.is_low_precision and not acc.is_exact:
+            text = self.rounded(text, out)
+        name = self.name(out, chunk)
+        return self.assign(name, text, out.dtype.compute, self.tile.x_lanes, True, of_blocks=True)
 
     def pick(self, expr: Expr, chunk: Chunk) -> tuple[Text, Text]:
         """One element of each row, and whether there is one: loaded and computed by itself."""
@@ -238,13 +282,21 @@ class Emitter(Addresses):
         by_hand = self.interpret and tensor.dtype is DataType.BFloat16
         if tensor not in self._read and not by_hand:
             return text
+        if self.is_saturated(tensor):
+            return f"{narrow.saturating(text, tensor.dtype)}.to(tl.float32)"
         self.use_rounding(tensor.dtype)
         return narrow.rounded(text, tensor.dtype, interpret=self.interpret)
 
-    def stored_text(self, text: str, dtype: DataType) -> str:
-        """``text`` so that a store to ``dtype`` rounds it rightly."""
-        self.use_rounding(dtype)
-        return narrow.stored(text, dtype, interpret=self.interpret)
+    def is_saturated(self, tensor: BoundTensor) -> bool:
+        """Is it cut off by a conversion, which the interpreter's does not?"""
+        return tensor in self.saturated
+
+    def stored_text(self, text: str, tensor: BoundTensor) -> str:
+        """``text`` so that a store to ``tensor`` rounds it rightly."""
+        if self.is_saturated(tensor):
+            return narrow.saturating(text, tensor.dtype)
+        self.use_rounding(tensor.dtype)
+        return narrow.stored(text, tensor.dtype, interpret=self.interpret)
 
     def use_rounding(self, dtype: DataType) -> None:
         self.helpers |= narrow.helpers(dtype, interpret=self.interpret)
@@ -291,10 +343,14 @@ class Emitter(Addresses):
 
     def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
         value = self.value(tensor, chunk)
+        if value.of_blocks:
+            chunk = first_of_blocks(self.tile, chunk, self.offset)
         pointer, has_x, has_r = self.pointer(tensor, chunk)
+        if value.of_blocks and not has_r:  # the only block of the tile
+            pointer, has_r = f"{pointer} + {chunk.lane}", True
         if self.space.grouped and value.has_x and not has_x:  # one place for all columns, which are of one group
             pointer, has_x = f"{pointer} + {chunk.piece.lane} * 0", True
-        text = self.stored_text(value.text, tensor.dtype)
+        text = self.stored_text(value.text, tensor)
         mask = self.mask(has_x, has_r, chunk)
         if self.schedule.members and not has_r:
             mask = f"{mask} & (member == 0)" if mask else ", mask=member == 0"

@@ -156,7 +156,7 @@ class MisalignedRows(Words):
             return
         value = self.value(tensor, chunk)
         pointer, _, _ = self.pointer(tensor, chunk)
-        text = self.stored_text(value.text, tensor.dtype)
+        text = self.stored_text(value.text, tensor)
         place = _place(chunk)
         inner = [f"({place} >= head)"] * self.is_first(chunk) + [f"({place} < whole)"] * self.is_last(chunk)
         outer = [f"({place} < head)"] * self.is_first(chunk) + [f"({place} >= whole)"] * self.is_last(chunk)

@@ -79,6 +79,11 @@ def helpers(dtype: DataType, *, interpret: bool) -> dict[str, str]:
     return {f"to_{name}": _BY_HAND.format(name=name, **_FORMS[dtype]) if interpret else _ON_GPU[dtype]}
 
 
+def saturating(text: str, dtype: DataType) -> str:
+    """``text`` converted as a GPU does: what is larger than the largest number of ``dtype`` is that number."""
+    return f"{atom(text)}.to(tl.{_NAMES[dtype]})"
+
+
 def rounded(text: str, dtype: DataType, *, interpret: bool) -> str:
     """The float32 ``text`` rounded to the narrow ``dtype``, as float32."""
     assert dtype.is_low_precision, f"{dtype.name} is not carried as float32"

@@ -3,7 +3,7 @@
 Running statistics are (max, sum of exponentials) of a softmax and (sum, sum of squared distances) of a variance.  A
 loop takes elements in lane by lane.  Parts, lanes of a program and members of a team, are merged by one rule::
 
-    M = max(m);  S = sum(s * exp(m - M));  D = sum(d + n (m - M))
+    M = max(m);  S = sum(s * exp(m - M));  D = sum(d + n (m - M));  W = sum((w + s (m - M)) * exp(m - M))
     T = sum(t);  Q = sum(q + n (t / n - T / N)²)
 
 What has taken nothing in is (the lowest number, 0) and (0, 0): no exp(-inf - -inf) comes up on the way, and -inf is put
@@ -19,6 +19,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce, Statistic, is_statistic
 from ..kernel_functions import texts_of
 from ..schedulers.limits import power_of_two
+from ..segments.online_reductions import counts_lanes
 from .accumulators import Accumulator, accumulator, accumulators
 from .arithmetic import TRITON_TYPE
 from .combining import accumulate, across_blocks, combined
@@ -49,11 +50,6 @@ def write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
         e.out.line(f"{out}_acc{suffix} = {start}")
 
 
-def counts_lanes(expr: Expr) -> bool:
-    """Does the loop carry how many elements each lane has?"""
-    return is_statistic(expr.op, "welford") or (is_statistic(expr.op, "online_softmax") and len(expr.outputs) == 3)
-
-
 def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") -> None:
     """One turn of the loop, whose block begins at ``start``."""
     if isinstance(expr.op, Reduce):
@@ -69,16 +65,19 @@ def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") ->
     if is_statistic(expr.op, "online_softmax"):
         _require_exp(e, expr)
         e.use(accumulators(expr)[0].helper)
-        e.use("add_exponentials")
-        folded = _folded(e, chunk.where(text, 'float("-inf")'), chunk)
-        for c in more:
+        take_in = "add_weighted" if expr.op.is_weighted else "add_exponentials"
+        e.use(take_in)
+        folded, names = _folded(e, chunk.where(text, 'float("-inf")'), chunk), [a, b, *more]
+        if counts_lanes(expr):
+            c = names.pop()
             add = "add_masked_distances" if chunk.is_masked else "add_distances"
             e.use(add)
             e.out.line(f"{expr.output}_lanes = {folded}")
             folded = f"{expr.output}_lanes"
             masked = _masked_lanes(e, expr, chunk, start)
             e.out.line(f"{n}, {c} = {add}({n}, {c}, {a}, {folded}{masked}, {axis})")
-        e.out.line(f"{a}, {b} = add_exponentials({a}, {b}, {folded}, {axis})")
+        carried = ", ".join(names)
+        e.out.line(f"{carried} = {take_in}({carried}, {folded}, {axis})")
         return
     add = "add_masked_moments" if chunk.is_masked else "add_moments"
     e.use(add)
@@ -204,8 +203,11 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
         across = across_blocks(e, a, first, [combined(e, first, f"{expr.output}_acc", largest)])
     if is_statistic(expr.op, "online_softmax"):
         _require_exp(e, expr)
+        if expr.op.is_weighted:
+            e.use("weighted")
         e.out.line(f"{a} = {across}" if is_whole else f"{a} = maximum({across}, {LOWEST[first.dtype]})")
-        centre, forms = a, ("exp({{}} - {})", "({{}} - {})")
+        third = "weighted({{0}} - {0}, exp({{0}} - {0}))" if expr.op.is_weighted else "({{}} - {})"
+        centre, forms = a, ("exp({{}} - {})", third)
     else:
         e.use("square")
         e.out.line(f"{a} = {across}")
@@ -299,8 +301,12 @@ def _merged(
         centres = _all_named(e, f"{names[0]}_centre", spread(names[0]))
         second = [f"{y} * exp({x} - {c})" for x, y, c in zip(a, b, centres, strict=True)]
         for part, name in zip(more, names[2:], strict=True):
-            e.use("moved")
-            third = [f"{y} + moved({n}, {x} - {c})" for n, x, y, c in zip(counts, a, part, centres, strict=True)]
+            if expr.op.is_weighted:
+                e.use("weighted_from")
+                third = [f"weighted_from({x} - {c}, {y}, {z})" for x, y, z, c in zip(a, b, part, centres, strict=True)]
+            else:
+                e.use("moved")
+                third = [f"{y} + moved({n}, {x} - {c})" for n, x, y, c in zip(counts, a, part, centres, strict=True)]
             e.out.line(f"{name} = {reduced(2, third)}")
     else:
         e.use("between")

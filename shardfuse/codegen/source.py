@@ -130,9 +130,13 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Text:
-    """A value: its text, the type it is carried in, and whether it has lanes along x and along r."""
+    """A value: its text, the type it is carried in, and whether it has lanes along x and along r.
+
+    of_blocks: one for each block of r, not for each element.
+    """
 
     text: str
     dtype: DataType
     has_x: bool
     has_r: bool
+    of_blocks: bool = False

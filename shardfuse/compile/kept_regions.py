@@ -65,7 +65,12 @@ class KeptRegion:
             else (type(t), t if k in in_shapes else None)
             for k, t in enumerate(arguments)
         ]
-        where = device_here(), read_compiler_settings(), read_versions(), replace(options, cache_directory=Path())
+        where = (
+            device_here(self._device),
+            read_compiler_settings(),
+            read_versions(),
+            replace(options, cache_directory=Path()),
+        )
         facts = repr((sources_hash(), text, given_up, layouts, where))
         self._name = f"region_{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
 

@@ -1,4 +1,4 @@
-"""The record of the GPU that this process runs on."""
+"""The record of the GPU that a program runs on."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _KEPT = 1024
 and later."""
 
 
-def device_here() -> Device:
-    """What kernels are planned for: the GPU that this process uses, whole; an H200 where it uses none.
+def device_here(device: torch.device | None = None) -> Device:
+    """What kernels are planned for: ``device``, else the current GPU; an H200 where this process uses none.
 
     A GPU of the table of named ones is taken from there.  Another, and a slice of one, is read from the driver:
     programs that wait for each other must all be resident, and their grids follow from its multiprocessors.
     """
     if not torch.cuda.is_initialized():
         return H200
-    found = cast(Any, torch.cuda).get_device_properties(torch.cuda.current_device())
+    found = cast(Any, torch.cuda).get_device_properties(_number_of(device))
     named = NAMED.get(found.name)
     if named is not None and named.multiprocessors == found.multi_processor_count:
         return named
@@ -42,3 +42,8 @@ def device_here() -> Device:
         capability=capability,
         measured=measured_for(capability),
     )
+
+
+def _number_of(device: torch.device | None) -> int:
+    index = None if device is None or device.type != "cuda" else cast(int | None, device.index)
+    return torch.cuda.current_device() if index is None else index

@@ -35,6 +35,8 @@ _functorch: Any = _core._functorch
 _transforms: Any = pyfunctorch
 _Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
 _forward_mode: Any = torch.autograd.forward_ad
+_peek: Callable[[], object] = _functorch.peek_interpreter_stack
+_is_negated: Callable[[torch.Tensor], bool] = torch.Tensor.is_neg
 set_grad_enabled: Callable[[bool], None] = _core._set_grad_enabled
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex))
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -77,7 +79,14 @@ def are_taken_as_they_are(arguments: Sequence[Argument]) -> bool:
                 return False
         elif kind not in _PLAIN:
             return False
-    return _functorch.peek_interpreter_stack() is None
+    return _peek() is None
+
+
+def are_real_as_they_are(tensors: Sequence[torch.Tensor]) -> bool:
+    """The same of tensors of which none is complex, so that none has the conjugate bit: by C alone."""
+    if not _TENSORS.issuperset(map(type, tensors)) or any(map(_is_negated, tensors)):
+        return False
+    return _peek() is None
 
 
 def is_dual() -> bool:
@@ -144,6 +153,11 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor``, after the collective that may still be filling it.  Its graph, where it has one, is not followed."""
     wait = None if type(tensor) in _PLAIN else getattr(tensor, "wait", None)
     return tensor if wait is None else cast(torch.Tensor, wait())
+
+
+def all_waited(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """As ``waited``, of each."""
+    return tensors if _TENSORS.issuperset(map(type, tensors)) else [waited(t) for t in tensors]
 
 
 def outside_transforms() -> AbstractContextManager[object]:

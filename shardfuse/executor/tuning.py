@@ -135,11 +135,11 @@ class Tuner:
 
     def tune(self, builder: ProgramBuilder, segment: Segment, scheduler: str) -> Tuned:
         """The choice of the disk, or that of a search, which is then kept there."""
-        schedule = proposed(scheduler, segment, device_here())
         trial = _Trial(builder, segment, scheduler)
+        schedule = proposed(scheduler, segment, trial.device)
         directory, name = self.options.cache_directory, choice_name(trial.sources(schedule), builder.device)
         kept = read_choice(directory, name)
-        if kept is not None and kept.proposed == schedule and _may_run(scheduler, segment, kept):
+        if kept is not None and kept.proposed == schedule and _may_run(trial, kept):
             return replace(kept, tried=0)
         found = self._search(trial, schedule)
         write_choice(directory, name, found)
@@ -150,7 +150,7 @@ class Tuner:
         runs = {schedule: trial.first(schedule)}
         best, times = schedule, {schedule: 0.0}
         for _ in range(_ROUNDS):
-            near = [c for c in candidates(trial.scheduler, trial.segment, best, device_here()) if c not in runs]
+            near = [c for c in candidates(trial.scheduler, trial.segment, best, trial.device) if c not in runs]
             taken = {best: runs[best], **dict(self._tried(trial, near, times))}
             runs |= taken
             if len(taken) == 1:
@@ -183,8 +183,9 @@ class Tuner:
                 yield schedule, run
 
 
-def _may_run(scheduler: str, segment: Segment, kept: Tuned) -> bool:
-    return kept.chosen == kept.proposed or may_run(scheduler, segment, kept.chosen, device_here())
+def _may_run(trial: _Trial, kept: Tuned) -> bool:
+    is_proposed = kept.chosen == kept.proposed
+    return is_proposed or may_run(trial.scheduler, trial.segment, kept.chosen, trial.device)
 
 
 class _Trial:
@@ -194,6 +195,7 @@ class _Trial:
         self.builder = builder
         self.segment = segment
         self.scheduler = scheduler
+        self.device = device_here(builder.device)
         self.env: dict[BoundTensor, torch.Tensor] = {}
         self.wanted: list[torch.Tensor] = []
 
@@ -202,7 +204,7 @@ class _Trial:
         return f"{self.scheduler} {', '.join(map(str, self.segment.outputs))}"
 
     def plans(self, schedule: Schedule) -> tuple[KernelPlan, ...]:
-        return kernels_of(self.scheduler, self.segment, device_here(), schedule)
+        return kernels_of(self.scheduler, self.segment, self.device, schedule)
 
     def kernels(self, schedule: Schedule) -> list[Kernel]:
         """Raises KernelCompileError."""

@@ -86,7 +86,7 @@ class Turn:
 
     def __init__(self, owners: Owners | None = None) -> None:
         self._owners = owners
-        self._number = 0
+        self.number = 0
         """Of the owners that this rank has had."""
         self._published = 0
         self._lock = threading.Lock()
@@ -148,14 +148,14 @@ class Turn:
 
     def tell(self) -> None:
         """Tell the other ranks whose turn it is, where they do not know."""
-        if self._published != self._number and self._owners is not None:
-            self._owners.publish(None, self._number, self._name())
-            self._published = self._number
+        if self._published != self.number and self._owners is not None:
+            self._owners.publish(None, self.number, self._name())
+            self._published = self.number
 
     def begin(self, team: _Team) -> None:
         """Before a run of a program of ``team``: where its owner is a new one, tell the others."""
-        if team.seen != self._number and self._owners is not None:
-            team.seen, team.count, team.is_new = self._number, team.count + 1, True
+        if team.seen != self.number and self._owners is not None:
+            team.seen, team.count, team.is_new = self.number, team.count + 1, True
             self._owners.publish(team.ranks, team.count, self._name())
 
     def paired(self, team: _Team) -> str | None:
@@ -181,7 +181,7 @@ class Turn:
         if self._owners is None:
             return False
         self.tell()
-        if any(name != self._name() for name in self._owners.names(None, self._number)):
+        if any(name != self._name() for name in self._owners.names(None, self.number)):
             return False
         with self._lock:
             self._refused = None
@@ -199,7 +199,7 @@ class Turn:
         self._owner = me
         _owners.add(me)
         self._took_over = False
-        self._number += 1
+        self.number += 1
 
     def _taken(self, me: threading.Thread) -> str | None:
         # Threads, not their numbers: the system gives a new one that of one that has ended.
@@ -236,12 +236,15 @@ def _is_another_here(name: str) -> bool:
 
 
 class _Held:
-    __slots__ = ("ranks", "team", "turn")
+    """told: the number of the owner of whom the other ranks know, which is not told again."""
+
+    __slots__ = ("ranks", "team", "told", "turn")
 
     def __init__(self, turn: Turn, ranks: Sequence[int], team: _Team) -> None:
         self.turn = turn
         self.ranks = ranks
         self.team = team
+        self.told = 0
 
     def __enter__(self) -> None:
         while (taken := self.turn.enter()) is not None:
@@ -251,8 +254,11 @@ class _Held:
                     raise error
             if not self.turn.is_mine():
                 raise error
-        self.turn.tell()
-        self.turn.begin(self.team)
+        number = self.turn.number
+        if number != self.told:
+            self.turn.tell()
+            self.turn.begin(self.team)
+            self.told = number
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         paired = self.turn.paired(self.team) if self.team.is_new and error is None else None

@@ -188,15 +188,20 @@ class FusionExecutorCache:
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
         return self.programs.get(self._key(arguments, None, None)) is not None
 
-    def plan(self, sizes: Sizes, numbers: Mapping[Scalar, Number] | None = None) -> Plan:
-        """The plan for these unsharded sizes, made or found.  ``numbers``: the scalar inputs that shapes depend on."""
+    def plan(
+        self, sizes: Sizes, numbers: Mapping[Scalar, Number] | None = None, device: torch.device | None = None
+    ) -> Plan:
+        """The plan for these unsharded sizes, made or found.
+
+        ``numbers``: the scalar inputs that shapes depend on.  ``device``: where it runs, else the current GPU.
+        """
         if not self.fusion.outputs:
             raise EmptyFusionError
-        key = self._plan_key(sizes, numbers or {})
+        key = self._plan_key(sizes, numbers or {}, device)
         plan = self._plans.get(key)
         if plan is None:
             make = partial(
-                compile_fusion, self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here()
+                compile_fusion, self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here(device)
             )
             plan = with_exchanges_here(make(), self._team, self.options, partial(make, has_cheap_sums=True))
             tuned = self._tuned.get(key)
@@ -215,7 +220,7 @@ class FusionExecutorCache:
                 self._refuse_unknown(unknown[0])
             numbers = self._numbers(arguments)
             text = self._description(found, bound.device, numbers)
-            return plan_on(self.plan(found, numbers), text, bound.device, self.options)
+            return plan_on(self.plan(found, numbers, bound.device), text, bound.device, self.options)
         if sizes is None and all(n >= 0 for tv in self.tensors() for n in tv.shape):
             sizes = {tv: tv.shape for tv in self.tensors()}
         if sizes is None and self.last_plan is not None:
@@ -226,7 +231,7 @@ class FusionExecutorCache:
         device = device_in_reach()
         if device is None:
             return self.plan(shapes)
-        return plan_on(self.plan(shapes), self._description(shapes, device), device, self.options)
+        return plan_on(self.plan(shapes, device=device), self._description(shapes, device), device, self.options)
 
     def _refuse_unknown(self, unknown: Unknown) -> NoReturn:
         """Raises ``InputError``: a plan is made without the other ranks, who could tell the size."""
@@ -273,8 +278,8 @@ class FusionExecutorCache:
         with failures_told(self._team):
             return received(self.fusion, arguments)
 
-    def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
-        where = device_here(), why_no_exchange(self._team, self.options), hosts_of(self._team)
+    def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number], device: torch.device | None) -> Hashable:
+        where = device_here(device), why_no_exchange(self._team, self.options), hosts_of(self._team)
         return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), *where)
 
     def _prepare(
@@ -307,7 +312,7 @@ class FusionExecutorCache:
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
         call = BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
-        return told_elsewhere(call, self.options, partial(self.plan, sizes, numbers))
+        return told_elsewhere(call, self.options, partial(self.plan, sizes, numbers, bound.device))
 
     def _bind(self, call: BoundCall) -> Made:
         if not call.has_part:
@@ -316,10 +321,10 @@ class FusionExecutorCache:
         if made is None:
             kernels: Kernels = {}
             compiled = partial(builder_of, self.fusion, call, options=self.options, kernels=kernels)
-            plan = partial(self.plan, call.sizes, call.numbers)
+            plan = partial(self.plan, call.sizes, call.numbers, call.bound.device)
             agree_on_memory(call, self.options, plan, compiled, self._lines_named)
             made = self._made(call, call.text, kernels)
-            is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers)) is not None
+            is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers, call.bound.device)) is not None
             if self.options.autotunes(call.bound.device) and not is_tuned:
                 self._tune(call, self.tuner())
                 made = self.programs.get(call.key)
@@ -344,7 +349,7 @@ class FusionExecutorCache:
         segments = [None if s.like is not None else (s.segment, s.scheduler) for s in plan.segments]
         tuned = tune_segments(builder, segments, call.ranks, call.text, tuner)
         chosen = tuple(None if t is None else t.chosen for t in tuned)
-        key = self._plan_key(call.sizes, call.numbers)
+        key = self._plan_key(call.sizes, call.numbers, call.bound.device)
         self._tuned.put(key, chosen)
         self._plans.put(key, with_schedules(plan, chosen))
         self.programs = LRUCache(PROGRAMS)
@@ -363,7 +368,8 @@ class FusionExecutorCache:
         return describe(self._script, {tv.name: shape for tv, shape in sizes.items()}, values, self.options, device)
 
     def _plan_of(self, call: BoundCall) -> Plan:
-        return plan_on(self.plan(call.sizes, call.numbers), call.text, call.bound.device, self.options)
+        device = call.bound.device
+        return plan_on(self.plan(call.sizes, call.numbers, device), call.text, device, self.options)
 
     def _build(self, call: BoundCall, kernels: Kernels) -> Made:
         """kernels: those of the plan whose kernels exchange; where ranks have agreed on collectives, others run."""

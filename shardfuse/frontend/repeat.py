@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..executor.plain_arguments import are_taken_as_they_are, is_dual, set_grad_enabled
+from ..executor.plain_arguments import are_real_as_they_are, are_taken_as_they_are, is_dual, set_grad_enabled
 from ..executor.uncompiled import uncompiled
 from ..ir import TensorView
 from ..ir.caller_lines import lines_named
@@ -25,14 +25,18 @@ class Repeated:
     inputs: plain tensors of the shapes, strides, dtypes and devices for which the program was found, of none of which a
     gradient is to be recorded; whoever calls has seen to that.
     by_address: the places of those of which only the address matters, so that they may have another shape.
+    is_complex: may one of them be?
     is_fresh: is each output contiguous, in a storage of its own?
     """
 
-    __slots__ = ("_fd", "_fec", "_made", "_programs", "_run", "_turn", "_world", "by_address", "is_fresh")
+    __slots__ = ("_are_taken", "_fd", "_fec", "_made", "_programs", "_run", "_turn", "_world", "by_address", "is_fresh")
 
-    def __init__(self, fd: Running, fec: FusionExecutorCache, made: Made, programs: object) -> None:
+    def __init__(
+        self, fd: Running, fec: FusionExecutorCache, made: Made, programs: object, *, is_complex: bool
+    ) -> None:
         self._fd, self._fec, self._made, self._programs, self._world = fd, fec, made, programs, world_key()
         self._run, self._turn = made.program.run, fec.turn()
+        self._are_taken = are_taken_as_they_are if is_complex else are_real_as_they_are
         self.by_address, self.is_fresh = made.program.by_address, made.program.is_fresh
 
     @uncompiled
@@ -42,7 +46,7 @@ class Repeated:
         try:
             if fec.programs is not self._programs or world_key() != self._world:
                 return None
-            if not are_taken_as_they_are(inputs) or is_dual():
+            if not self._are_taken(inputs) or is_dual():
                 return None
             if is_recording:
                 set_grad_enabled(False)

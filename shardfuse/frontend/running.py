@@ -128,7 +128,8 @@ class Running:
             return None
         programs = fec.programs  # as they are before they are looked at: another thread may tune, and put others there
         made = fec.ready(inputs)
-        return None if made is None else Repeated(self, fec, made, programs)
+        is_complex = any(t.is_complex() for t in inputs)
+        return None if made is None else Repeated(self, fec, made, programs, is_complex=is_complex)
 
     def _execute(
         self,

@@ -204,12 +204,14 @@ class Reduce(BaseOp):
 class Statistic(BaseOp):
     """Inside of one kernel, several reductions over ``axes`` in one walk, with an output for each.
 
-    online_softmax: of ``x`` the maximum, the sum of exp(x - maximum) and, where it is wanted, the sum of x - maximum.
+    online_softmax: of ``x`` the maximum, the sum of exp(x - maximum) and, where it is wanted, the sum of x - maximum;
+    with ``is_weighted`` each distance in it times its exponential, and 0 where that is 0.
     welford: the sum, and the sum of squared distances to the mean.
     """
 
     kind: StatisticKind
     axes: tuple[int, ...]
+    is_weighted: bool = False
 
     def __post_init__(self) -> None:
         check_axes(self.axes)

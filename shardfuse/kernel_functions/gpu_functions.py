@@ -146,6 +146,29 @@ def add_exponentials(top, total, x, axis: tl.constexpr):
 
 
 @triton.jit
+def add_weighted(top, total, mean, x, axis: tl.constexpr):
+    """(max, sum of e = exp(x - max), sum of e * (x - max)) of each lane, with its elements of ``x`` taken in."""
+    higher = maximum(top, tl.reduce(x, axis, maximum))
+    away = x - tl.expand_dims(higher, axis)
+    e = exp(away)
+    mean = weighted_from(top - higher, total, mean) + tl.sum(weighted(away, e), axis)
+    return higher, total * exp(top - higher) + tl.sum(e, axis), mean
+
+
+@triton.jit
+def weighted(away, e):
+    """A distance of -inf weighs nothing."""
+    return tl.maximum(away, -3e38) * e
+
+
+@triton.jit
+def weighted_from(away, total, mean):
+    """The sum of weighted distances as they are from ``away`` above; nothing where that is out of reach."""
+    e = exp(away)
+    return tl.where(e == 0, e, (total * away + mean) * e)
+
+
+@triton.jit
 def add_distances(n, total, top, x, axis: tl.constexpr):
     """(number, sum of x - max) of each lane, whose max was ``top``, with its elements of ``x`` taken in."""
     higher = maximum(top, tl.reduce(x, axis, maximum))

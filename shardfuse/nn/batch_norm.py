@@ -23,6 +23,7 @@ from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind
 from .placement import TensorPlacement
+from .running_statistics import move_towards
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -135,7 +136,7 @@ class BatchNorm(ChannelNorm):
             results = self.run_images((x, *self.vectors_here(), *by_kept), unsharded)
         if self.training and kept and self.track_running_stats:
             is_empty = torch.Size(x.shape if unsharded is None else unsharded).numel() == 0
-            self._track(*kept, *(() if is_empty else results[1:]))
+            move_towards(kept, () if is_empty else tuple(results[1:]), self.momentum, self.num_batches_tracked)
         return results[0]
 
     def _check(self, x: torch.Tensor, channel_dim: int) -> None:
@@ -187,20 +188,6 @@ class BatchNorm(ChannelNorm):
         if torch.Size(sizes).numel() == self.num_features:
             found = f"shape {tuple(sizes)}, one value per channel"
             raise ModuleInputError(type(self).__name__, "x", found, "more in training", "pass more, or call eval()")
-
-    @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, *batch_statistics: torch.Tensor) -> None:
-        """Move the running statistics towards those of this batch: its mean and unbiased variance, none of an empty
-        batch, which is counted nevertheless."""
-        count = self.num_batches_tracked
-        if count is not None:
-            count.add_(1)
-        # Without a momentum they are the average of all batches, and stay where nothing counts those.
-        for running, batch in zip((mean, variance), batch_statistics, strict=False):
-            if self.momentum is not None:
-                running.lerp_(batch.to(running.dtype), self.momentum)
-            elif count is not None:
-                running.lerp_(batch.to(running.dtype), count.to(running.dtype).reciprocal())
 
     def extra_repr(self) -> str:
         kept = f"momentum={self.momentum}, affine={self.affine}, track_running_stats={self.track_running_stats}"
@@ -285,7 +272,7 @@ class SyncBatchNorm(BatchNorm):
 
     def __getstate__(self) -> dict[str, object]:
         """Alone: the ranks may be others where a copy is called."""
-        return {**super().__getstate__(), "_together": None, "_input": TensorPlacement(), "_mesh_setting": None}
+        return {**super().__getstate__(), "_together": None, "_input": TensorPlacement(), "mesh": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -32,10 +32,10 @@ def embedding(
 ) -> Tensor:
     """torch.nn.functional.embedding, of which the rows come in ``dtype``, and their gradients in the weight's.
 
-    input: [...] of int32 or int64; weight: [rows, width] -> [..., width].  On a GPU the gradients of 16 bits are added
-    up in float32 as they are read, in the order of positions: the same bits on every rank and in every run; with one
-    of torch's further options as torch adds them up.  Raises ModuleArgumentError for a dtype that is none of floats, as
-    torch's ``padding_idx`` by position would be.
+    input: [...] of int32 or int64; weight: [rows, width] -> [..., width].  On a GPU rows of 16 bits are cast as they
+    are read, and their gradients added up in float32, in the order of positions: the same bits on every rank and in
+    every run; with one of torch's further options as torch does it.  Raises ModuleArgumentError for a dtype that is
+    none of floats, as torch's ``padding_idx`` by position would be.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModuleArgumentError("embedding", "dtype", dtype, "None or a torch.dtype of floats")
@@ -50,11 +50,23 @@ def embedding(
 
 @uncompiled
 def _looked_up(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    is_known = weight.is_cuda and weight.dtype is torch.float32 and dtype in _HALVES and input.numel() > 0
-    is_recorded = weight.requires_grad and torch.is_grad_enabled() and forward_ad._current_level < 0
-    if is_known and is_recorded and are_torchs((input, weight)):
-        return _apply(input, weight, dtype)
-    return functional.embedding(input, weight).to(dtype)
+    if not (_is_known(input, weight, dtype) and are_torchs((input, weight)) and forward_ad._current_level < 0):
+        return functional.embedding(input, weight).to(dtype)
+    is_recorded = weight.requires_grad and torch.is_grad_enabled()
+    return (_apply if is_recorded else _cast_rows)(input, weight, dtype)
+
+
+def _is_known(input: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Is it what the kernels take?  The rest is torch's, and what torch refuses."""
+    is_table = weight.is_cuda and weight.dtype is torch.float32 and weight.ndim == 2 and weight.numel() > 0
+    is_index = input.dtype in (torch.int64, torch.int32) and input.device == weight.device and input.numel() > 0
+    return is_table and is_index and dtype in _HALVES and weight.stride(1) == 1
+
+
+def _cast_rows(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    from shardfuse.nn.embedding_kernel import rows_of
+
+    return rows_of(input.reshape(-1), weight, dtype).view(*input.shape, weight.shape[1])
 
 
 class _Embedding(torch.autograd.Function):
@@ -63,7 +75,7 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.save_for_backward(input)
         ctx.rows = weight.shape[0]
-        return functional.embedding(input, weight).to(dtype)  # torch's, which refuses what is no row
+        return _cast_rows(input, weight, dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,6 +1,9 @@
 # pyright: basic, reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportInvalidTypeForm=false, reportCallIssue=false
-"""The gradient of an embedding: of each row that was looked up the sum of its gradients, in the order of positions."""
+"""An embedding: rows of a table, cast as they are read, and the gradient of the table.
+
+That is of each row that was looked up the sum of its gradients, in the order of positions.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,26 @@ import triton
 import triton.language as tl
 
 COLUMNS, AT_ONCE = 1024, 8
+TILE = 2048
+"""Elements that a program casts, by four warps: four loads of 16 bytes and two stores a thread."""
+
+
+# Checked as torch checks it, which ends in a failed assertion on the GPU as well.
+@triton.jit(debug=True)
+def cast_rows(indices_ptr, table_ptr, found_ptr, count, width, stride, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A program for ROWS places among the indices, and for each block of columns."""
+    places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_place = places < count
+    index = tl.load(indices_ptr + places, mask=is_place, other=0).to(tl.int64)
+    tl.device_assert((index >= 0) & (index < rows), "embedding: an index is no row of the table")
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = is_place[:, None] & (columns < width)[None, :]
+    read = tl.load(table_ptr + index[:, None] * stride + columns[None, :], mask=mask)
+    tl.store(
+        found_ptr + places.to(tl.int64)[:, None] * width + columns[None, :],
+        read.to(found_ptr.dtype.element_ty),
+        mask=mask,
+    )
 
 
 @triton.jit
@@ -37,6 +60,25 @@ def add_up_rows(
             place += AT_ONCE
             found = tl.sum(is_same.to(tl.int32), axis=0)
         tl.store(made_ptr + index.to(tl.int64) * width + columns, total, mask=is_column)
+
+
+def rows_of(indices: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """indices: [positions], 1 or more; table: [rows, width], of which each row is contiguous -> [positions, width]."""
+    count, (rows, width) = indices.numel(), table.shape
+    found = table.new_empty((count, width), dtype=dtype)
+    grid, sizes = cast_tiles(count, width)
+    with torch.cuda.device(table.device):
+        cast_rows[grid](
+            indices, table, found, count, width, table.stride(0), rows, **sizes, num_warps=4, sanitize_overflow=False
+        )
+    return found
+
+
+def cast_tiles(count: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid and sizes of tiles of ``cast_rows``: whole rows where they are short."""
+    columns = min(triton.next_power_of_2(width), TILE)
+    rows = TILE // columns
+    return (triton.cdiv(count, rows), triton.cdiv(width, columns)), {"ROWS": rows, "COLUMNS": columns}
 
 
 def gradient_of(indices: torch.Tensor, gradient: torch.Tensor, rows: int) -> torch.Tensor:

@@ -24,15 +24,17 @@ from ..ir.promises import Promises
 from . import traced
 from .activation import SwiGLU
 from .activation_functions import Activation
+from .checks import Function
 from .embedding import embedding
 from .functional_losses import cross_entropy, linear_cross_entropy, log_prob, log_prob_and_entropy
-from .functional_norms import Function, batch_normed, group_normed, norm_of_rows, rms_eps
+from .functional_norms import batch_normed, group_normed, norm_of_rows, rms_eps
 from .functional_promises import Accumulate, kept_module, said
 from .gated import GeGLU
 from .gelu import GELU, Approximation, gelu_activation
 from .linear import linear
 from .refused_calls import refusing
 from .rotary import RotaryEmbedding
+from .running_statistics import move_towards
 from .softmax import LogSoftmax, Softmax
 
 __all__ = [
@@ -206,9 +208,8 @@ def batch_norm(
             raise ModuleArgumentError("batch_norm", name, running, "a tensor, as the other running statistic is")
     promises = said("batch_norm", invariant, accumulate)
     result, *statistics = batch_normed(input, {"weight": weight, "bias": bias}, kept, eps, not training, promises)
-    with torch.no_grad():
-        for running, batch in zip(kept if input.numel() else (), statistics, strict=False):
-            running.lerp_(batch.to(running.dtype), momentum)
+    if kept and statistics and input.numel():
+        move_towards(kept, tuple(statistics), momentum)
     return result
 
 

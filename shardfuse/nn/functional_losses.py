@@ -6,11 +6,12 @@ import torch
 
 from ..frontend.promise_arguments import Invariant
 from . import traced
-from .functional_norms import Function
+from .checks import Function
 from .functional_promises import Accumulate, kept_module, said
 from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
-from .loss import CrossEntropyLoss, Reduction, check_torchs
+from .loss import CrossEntropyLoss, check_torchs
+from .loss_fusions import Reduction
 from .refused_calls import refusing
 
 _cross_entropy, _log_prob, _linear_cross_entropy = (

@@ -4,82 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
-from ..arguments import expected_of
-from ..errors import ArgumentError, ModuleArgumentError, ModuleInputError, PromiseError
+from ..errors import ModuleArgumentError, PromiseError
 from ..ir.promises import Promises
 from . import traced
 from .batch_norm import BatchNorm
+from .checks import Function, Parameters
 from .default_eps import rms_norm_eps
 from .functional_promises import kept_module
-from .fused import SUPPORTED
 from .group_norm import GroupNorm
 from .layer_norm import AddLayerNorm, DropoutAddNorm, LayerNorm
 from .norm import AddRMSNorm, RMSNorm
 from .row_norm import RowNorm
 
-Parameters = dict[str, torch.Tensor | None]
 _group_norm, _batch_norm = kept_module(GroupNorm), kept_module(BatchNorm)
-
-
-class Function:
-    """The checks of modules, under the name of a function."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def check_plain(self, **tensors: torch.Tensor | None) -> None:
-        """Raise ModuleInputError for a dtype that is not computed in."""
-        for argument, tensor in tensors.items():
-            dtype = getattr(tensor, "dtype", None)
-            if dtype not in SUPPORTED and tensor is not None:
-                self.check_type(argument, tensor)  # NumPy's arrays have a dtype too
-                raise self.refuse(argument, f"dtype {dtype}", "float64, float32, bfloat16 or float16")
-
-    def check_type(self, argument: str, tensor: object) -> None:
-        """Raise ModuleInputError for what is no tensor.
-
-        Not from the AttributeError of its use: Dynamo of torch 2.11 does not trace ``raise ... from None``.
-        """
-        if not isinstance(tensor, torch.Tensor):
-            raise ModuleInputError.of_type(self.name, argument, tensor, "a torch.Tensor")
-
-    def check_numbers(self, kind: type[int | float], **numbers: object) -> None:
-        """Raise ModuleArgumentError for what is no integer (``kind`` is int), or no number (float)."""
-        for argument, number in numbers.items():
-            if isinstance(number, bool) or not isinstance(number, (int, kind)):
-                raise ModuleArgumentError(self.name, argument, number, expected_of(kind))
-
-    def shape_of(self, argument: str, tensor: torch.Tensor) -> torch.Size:
-        """Raise ModuleInputError for what is no tensor."""
-        shape = getattr(tensor, "shape", None)
-        if shape is None:
-            self.check_type(argument, tensor)
-        return cast("torch.Size", shape)
-
-    def sizes(self, argument: str, given: Sequence[int]) -> tuple[int, ...]:
-        """A shape that a caller has said.  Raises ArgumentError."""
-        try:
-            sizes = tuple(given)
-        except TypeError:
-            sizes = None
-        if sizes is None:
-            raise ArgumentError(self.name, argument, given, "a list of sizes")
-        return sizes
-
-    def refuse(self, argument: str, found: str, expected: str) -> ModuleInputError:
-        return ModuleInputError(self.name, argument, found, expected, "pass one that fits")
-
-    def shaped(self, parameters: Parameters, shape: Sequence[int]) -> None:
-        """Raise ModuleInputError for a parameter of another shape."""
-        for name, tensor in parameters.items():
-            found = getattr(tensor, "shape", None)
-            if tensor is not None and (found is None or tuple(found) != tuple(shape)):
-                self.check_type(name, tensor)
-                raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
 
 
 def rms_eps(name: str, eps: float | None, input: torch.Tensor) -> float:

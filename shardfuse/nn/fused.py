@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 
-from ..errors import ModuleArgumentError, ModuleInputError
 from ..executor.aliasing import apart
-from ..executor.plain_arguments import waited
+from ..executor.plain_arguments import all_waited
 from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
-from ..ir import DataType
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
+from .checks import Checks
 from .dtensor_autograd import Given
 from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
@@ -25,11 +24,11 @@ from .placement import TensorPlacement
 from .promising import PromisingModule
 from .refused_calls import refuse
 from .saved_versions import Watched, check_behind, check_unchanged, watch
-from .second_derivatives import Once, apply_of_c
+from .second_derivatives import Once, apply_of_c, backward_as_it_is
 from .settings import Setting, printed
 from .shaping import Shaping
 from .tensor_kinds import PLAIN as PLAIN
-from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes
+from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes, plain_metadata_of
 from .timer import FusionTimer
 from .transforms import check_no_tangent, check_no_transform, check_not_traced, check_one_gradient
 
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
 Take = Callable[[torch.Tensor], torch.Tensor]
-SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""What modules compute with."""
 
 
 @dataclass(frozen=True)
@@ -95,34 +92,36 @@ class _Fused(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, watched: Watched, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        kept, op = cast("Any", ctx), bound.op
+        op, shaping = bound.op, bound.shaping
         outputs = bound.forward(timer, bound.entered(tensors))
         candidates = (*tensors, *outputs)
-        kept.bound, kept.timer, kept.tensors, kept.watched = bound, timer, len(tensors), watched
-        kept.save_for_backward(*[candidates[k] for k in op.saved])
-        results, shaping = outputs[: op.results], bound.shaping
+        cast("Any", ctx).call = bound, timer, watched, len(tensors)
+        ctx.save_for_backward(*[candidates[k] for k in op.saved])
+        results = outputs if len(outputs) == op.results else outputs[: op.results]
         return tuple(results if shaping is None else shaping.leave_alone(results))
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast("Any", ctx)
-        check_unchanged(kept.watched)
+        bound, timer, watched, count = cast("tuple[BoundOp, FusionTimer | None, Watched, int]", kept.call)
+        if watched:
+            check_unchanged(watched)
         check_one_gradient(gradients)
-        bound: BoundOp = kept.bound
         op, saved, shaping = bound.op, kept.saved_tensors, bound.shaping
-        given = [waited(g) for g in gradients[: len(op.gradients)]]  # those of integers are none
+        given = all_waited(gradients[: len(op.gradients)])  # those of integers are none
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = bound.backward(kept.timer, given, saved)
+                made = bound.backward(timer, given, saved)
             found = cast("Any", Once).apply(len(made), *made, *given, *saved)
         else:
-            found = bound.backward(kept.timer, given, saved)
+            found = bound.backward(timer, given, saved)
         if shaping is not None:
             found = shaping.leave_gradients(found)
-        return None, None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
+        return None, None, None, *[found[k] for k in op.order], *(None,) * (count - len(op.order))
 
 
 _apply: Callable[..., Sequence[torch.Tensor]] = apply_of_c(_Fused)
+backward_as_it_is(_Fused)
 
 
 def _record(
@@ -131,7 +130,8 @@ def _record(
     """``_Fused.apply``; without asking for what only torch.func has, half of its time."""
     check_no_transform()
     check_no_tangent(tensors)
-    apply = _apply if all(type(t) in PLAIN and not is_wrapped(t) for t in tensors) else cast("Any", _Fused).apply
+    is_quick = PLAIN.issuperset(map(type, tensors)) and not any(map(is_wrapped, tensors))
+    apply = _apply if is_quick else cast("Any", _Fused).apply
     return apply(bound, timer, watched, *tensors)
 
 
@@ -183,28 +183,28 @@ class BoundOp:
     def entered(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """As the forward fusion takes them."""
         if self._is_strange:
-            tensors = [waited(t) for t in tensors]
+            tensors = all_waited(tensors)
         return tensors if self.shaping is None else self.shaping.enter(tensors)
 
     def forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results and the extras, of what has ``entered``."""
-        outputs = self.runs[0](timer, tensors)
+        outputs = self.runs[0](timer, tensors)[0]
         return [apart(x, tensors) for x in outputs] if self.op.is_view else outputs
 
     def fresh_forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The same, contiguous, each in a storage of its own."""
         if self._is_strange:
-            tensors = [waited(t) for t in tensors]
+            tensors = all_waited(tensors)
         return self.runs[0].fresh(timer, tensors)
 
     def backward(
         self, timer: FusionTimer | None, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         """The gradients as the backward fusion makes them.  given: the gradients of the results of a call."""
-        saved = [waited(t) for t in saved]
+        saved = all_waited(saved)
         if self.shaping is not None:
             given, saved = self.shaping.enter_gradients(given), self.shaping.enter_saved(self.op.saved, saved)
-        return self.runs[1](timer, (*given, *saved))
+        return self.runs[1](timer, (*given, *saved))[0]
 
 
 _MISSED: Any = object()
@@ -212,7 +212,7 @@ _BOUND = 256
 """Sizes for which one module keeps its fusions; a batch size is one of them."""
 
 
-class FusedModule(PromisingModule):
+class FusedModule(Checks, PromisingModule):
     """A module whose forward and backward are fusions.
 
     A call looks its tensors' metadata up and runs the fusions that are bound for them (``run``); what is not found is
@@ -250,6 +250,10 @@ class FusedModule(PromisingModule):
         except Exception as error:
             refuse(self, error, tensors, named)
             raise
+
+    @property
+    def checked_name(self) -> str:
+        return type(self).__name__
 
     def settings(self) -> dict[str, object]:
         """The arguments that make such a module: numbers, strings, None, a DeviceMesh and TensorPlacements."""
@@ -293,13 +297,11 @@ class FusedModule(PromisingModule):
         """
         if torch.compiler.is_compiling():
             return self.as_op([self.traced(t) for t in tensors], unsharded, shaping)
-        key: list[object] = [unsharded if unsharded is None else tuple(unsharded), shaping]
-        for t in tensors:
-            if type(t) in PLAIN:
-                key += (t.shape, t.dtype, t.device)
-            else:
-                key += metadata_of(t)
-        bound = self.bound_for(tuple(key), tensors, unsharded, shaping)
+        of_each = plain_metadata_of if PLAIN.issuperset(map(type, tensors)) else metadata_of
+        key = (unsharded if unsharded is None else tuple(unsharded), shaping, *map(of_each, tensors))
+        bound = self._bound.get(key, _MISSED)
+        if bound is _MISSED:
+            bound = self.bound_for(key, tensors, unsharded, shaping)
         if bound is None or modes() or tensors[0].is_meta:
             takes = map(self.take, tensors)
             local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
@@ -359,40 +361,9 @@ class FusedModule(PromisingModule):
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
         self.describe()
 
-    def check_argument(self, argument: str, value: object, is_right: bool, expected: str) -> None:
-        """Raise ModuleArgumentError unless ``is_right``, which the value of an argument that makes the module is."""
-        if not is_right:
-            raise ModuleArgumentError(type(self).__name__, argument, value, expected)
-
-    def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
-        """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""
-        if tensor.dtype not in SUPPORTED:
-            expected = f"one of {', '.join(map(str, SUPPORTED))}"
-            raise ModuleInputError(type(self).__name__, argument, f"dtype {tensor.dtype}", expected, "cast it")
-        return DataType.from_torch(tensor.dtype)
-
-    def check_plain(self, **tensors: torch.Tensor | None) -> None:
-        """As ``check_dtype``, of tensors that are not handed to a fusion."""
-        for argument, tensor in tensors.items():
-            if tensor is not None and tensor.dtype not in SUPPORTED:
-                self.check_dtype(argument, tensor)
-
-    def check_size(self, argument: str, tensor: torch.Tensor, dim: int, expected: int) -> None:
-        """Raise ModuleInputError unless ``tensor`` has ``expected`` elements along ``dim``."""
-        if tensor.ndim == 0 or tensor.shape[dim] != expected:
-            found, wanted = f"shape {tuple(tensor.shape)}", f"{expected} along dim {dim}"
-            advice = "pass this rank's local tensor, or make the module for this size"
-            raise ModuleInputError(type(self).__name__, argument, found, wanted, advice)
-
     def unsharded_of(self, given: Sequence[Given]) -> tuple[int, ...]:
         """The shape of those that are DTensors.  Raises ModuleInputError where they differ."""
         first, *others = (g for g in given if has_dtensor((g.tensor,)))
         for other in others:
             self.check_same(other.name, other.tensor, first.name, first.tensor.shape)
         return tuple(first.tensor.shape)
-
-    def check_same(self, argument: str, tensor: torch.Tensor, other_name: str, other: Sequence[int]) -> None:
-        """Raise ModuleInputError unless ``tensor`` has the shape of the other."""
-        if tensor.shape != torch.Size(other):
-            found, wanted = f"shape {tuple(tensor.shape)}", f"{tuple(other)}, the shape of {other_name}"
-            raise ModuleInputError(type(self).__name__, argument, found, wanted, "pass local tensors of one placement")

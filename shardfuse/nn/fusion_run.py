@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from ..frontend import FusionDefinition
 from ..ir import TensorView
 from .placement import TensorPlacement
+from .tensor_kinds import plain_metadata_of
 from .timer import FusionTimer
 
 if TYPE_CHECKING:
@@ -24,8 +25,12 @@ _LAYOUTS = 16
 """Layouts for which one run keeps programs; one beyond empties the list. A training loop has one or two."""
 
 
+_Leading = list[tuple[int, tuple[None, ...]]]
+_is_contiguous = torch.Tensor.is_contiguous
+
+
 class FusionRun:
-    """``run(timer, tensors)``: the outputs of ``fusion``.
+    """``run(timer, tensors)``: the outputs of ``fusion``, and the program where that has run before.
 
     The tensors live as ``placements`` say, those beyond them are contiguous.  ``unsharded``: the shape of the
     activations, where shards differ in size.  ``is_known``: this was found by the tensors' shapes, dtypes and devices.
@@ -41,49 +46,44 @@ class FusionRun:
         self._sizes = None if unsharded is None else _sizes(fusion, unsharded)
         self._leading = [(n, (None,) * p.leading) for n, p in enumerate(placements) if p.leading]
         self._strided = {n: p for n, p in enumerate(placements) if p.strided}
-        self.again: dict[Layout, Repeated] = {}
-        """Programs that have run, by what their arguments may differ in."""
-
-    def __call__(self, timer: FusionTimer | None, tensors: Tensors) -> Tensors:
-        return self._run(timer, tensors)[0]
+        self.again: dict[Layout, tuple[Repeated, _Leading]] = {}
+        """Programs that have run, by what their arguments may differ in, and the leading dims that each asks for."""
 
     def fresh(self, timer: FusionTimer | None, tensors: Tensors) -> Tensors:
         """The outputs, contiguous and each in a storage of its own: what a functional op returns."""
-        outputs, again = self._run(timer, tensors)
+        outputs, again = self(timer, tensors)
         return outputs if again is not None and again.is_fresh else _new(outputs, tensors)
 
-    def _run(self, timer: FusionTimer | None, tensors: Tensors) -> tuple[Tensors, Repeated | None]:
-        """The outputs, and the program where that has run before."""
-        layout, strided, arranged = list[object](), self._strided, list(tensors)
-        for n, t in enumerate(tensors):
-            if n in strided:
-                arranged[n] = read = strided[n].in_place(t)
-                layout.append(read.stride())
-            elif not t.is_contiguous():
-                arranged[n] = t.contiguous()
-            if not self._is_known:
-                layout += (t.shape, t.dtype, t.device)
-        key = tuple(layout)
-        again = self.again.get(key)
-        if again is not None:
-            given = self.with_leading(arranged, again.by_address)
+    def __call__(self, timer: FusionTimer | None, tensors: Tensors) -> tuple[Tensors, Repeated | None]:
+        key, arranged = self._arranged(tensors)
+        found = self.again.get(key)
+        if found is not None:
+            again, leading = found
+            given = _with_leading(arranged, leading) if leading else arranged
             outputs = again(given) if timer is None else timer.run(again, given)
             if outputs is not None:
                 return outputs, again
-        given = self.with_leading(arranged, ())
+        given = self.with_leading(arranged)
         outputs = self._look_up(timer, given)
         self._remember(key, given)
         return outputs, None
 
-    def with_leading(self, tensors: Tensors, bare: Collection[int]) -> Tensors:
-        """With a dim of 1 for each mesh dimension of partial sums, as definitions have them, but for the ``bare``."""
-        if not self._leading:
-            return tensors
-        given = list(tensors)
-        for n, axes in self._leading:
-            if n not in bare:
-                given[n] = given[n][axes]
-        return given
+    def _arranged(self, tensors: Tensors) -> tuple[Layout, Tensors]:
+        """What says which program it is, and the tensors as that reads them."""
+        layout = list[object]() if self._is_known else list[object](map(plain_metadata_of, tensors))
+        if self._strided:
+            arranged = list(tensors)
+            for n, placement in self._strided.items():
+                arranged[n] = read = placement.in_place(tensors[n])
+                layout.append(read.stride())
+            tensors = arranged
+        if not all(map(_is_contiguous, tensors)):
+            tensors = [t if n in self._strided else t.contiguous() for n, t in enumerate(tensors)]
+        return tuple(layout), tensors
+
+    def with_leading(self, tensors: Tensors) -> Tensors:
+        """With a dim of 1 for each mesh dimension of partial sums, as definitions have them."""
+        return _with_leading(tensors, self._leading)
 
     def _look_up(self, timer: FusionTimer | None, given: Tensors) -> Tensors:
         fusion, sizes, device = self._fusion, self._sizes, given[0].device.type
@@ -103,7 +103,15 @@ class FusionRun:
         if again is not None:
             if len(self.again) >= _LAYOUTS:
                 self.again.clear()
-            self.again[layout] = again
+            asked = [(n, axes) for n, axes in self._leading if n not in again.by_address]
+            self.again[layout] = again, asked
+
+
+def _with_leading(tensors: Tensors, leading: _Leading) -> Tensors:
+    given = list(tensors)
+    for n, axes in leading:
+        given[n] = given[n][axes]
+    return given
 
 
 def _sizes(fusion: FusionDefinition, unsharded: Sequence[int]) -> Sizes:

@@ -230,7 +230,7 @@ def _backward(spec: GatedSpec) -> FusionDefinition:
         gate, up = _operands(fd, spec)
         share = share_of(fd, spec.activation, gate)
         d_up = fd.ops.mul(gradient, fd.ops.mul(gate, share))
-        steepness = slope(fd, spec.activation, gate, share)
+        steepness = slope(fd, spec.activation, gate, spec.dtype, share)
         d_gate = fd.ops.mul(fd.ops.mul(gradient, up), steepness)
         found = [fd.ops.cast(d, dtype=spec.dtype) for d in (d_gate, d_up)]
         for d in [fd.ops.cat(found, -2)] if spec.is_packed else found:

@@ -124,6 +124,6 @@ def activation_op(spec: ActivationSpec) -> FusedOp:
             backward.ops.cast(define(backward, spec.mesh, at, [-1] * spec.ndim, spec.dtype), dtype=spec.compute)
             for _ in range(2)
         )
-        d_x = backward.ops.mul(gradient, slope(backward, spec.activation, x))
+        d_x = backward.ops.mul(gradient, slope(backward, spec.activation, x, spec.dtype))
         give(backward, backward.ops.cast(d_x, dtype=spec.dtype), spec.mesh, at)
     return FusedOp(forward, backward, 1, (0,), (at,), (at,), (0,))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -30,6 +31,7 @@ from .promising import check_model
 from .redistribution import redistribute
 from .row_norm import RowNorm
 from .second_derivatives import Once
+from .tensor_kinds import PLAIN
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -76,45 +78,48 @@ class GradientBucket:
         self._mesh = mesh
         self._summands, self._whole = [Partial() if c else Replicate() for c in cut], [Replicate() for _ in cut]
         self._members = [(module, name, _parameter(module, name)) for module, name in members]
-        self._places: dict[ParameterModule, list[int]] = {}
-        for k, (module, _) in enumerate(members):
-            self._places.setdefault(module, []).append(k)
+        self._places: dict[ParameterModule, slice] = {}
+        for k, (module, _) in enumerate(members):  # those of a module follow one another
+            first = self._places[module].start if module in self._places else k
+            self._places[module] = slice(first, k + 1)
             cast("Any", module).bucket = self
+        self._parameters = [p for _, _, p in self._members]
         self._made_for: object = None
         self._addresses: list[int] = []
-        self._frozen: list[int] = []
+        self._frozen: list[torch.Tensor] = []
         """Those that required no gradient when the node was made, which therefore leads to none of theirs."""
         self._behind: tuple[torch.Tensor, ...] = ()
         """The values of the parameters, in graph behind the node."""
 
-    def of(self, module: ParameterModule) -> Sequence[torch.Tensor] | None:
+    def of(self, module: ParameterModule, vectors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         """The local parameters of a module, to be computed with; None where it has others by now, or frozen ones.
 
+        vectors: those that it has.
         Their storage may have changed, a frozen one may require a gradient now, and a node runs on the stream on which
         it was made: then there is another one.
         """
         places = self._places[module]
-        for k in places:
-            _, name, parameter = self._members[k]
-            if module.parameter(name) is not parameter or not parameter.requires_grad:
-                return None
-        device = _local(self._members[places[0]][2]).device
+        own = self._parameters[places]
+        if not _are_the_same(vectors, own) or not all(map(_wants_gradient, own)):
+            return None
+        local = own if PLAIN.issuperset(map(type, own)) else [*map(_local, own)]
+        device = local[0].device
         stream = device, _queue_on(device)()
         if (
             self._made_for != stream
-            or any(_address(self._members[k][2]) != self._addresses[k] for k in places)
-            or any(self._members[k][2].requires_grad for k in self._frozen)
+            or [*map(_address, local)] != self._addresses[places]
+            or any(map(_wants_gradient, self._frozen))
         ):
             self._make(stream)
-        return [self._behind[k] for k in places]
+        return self._behind[places]
 
     def _make(self, stream: object) -> None:
         self._behind = ()  # with the nodes that were made on another stream, those of the parameters too
         with torch.enable_grad():
             local = [p if (take := m.take(p)) is None else take(p) for m, _, p in self._members]
             self._behind = cast("Any", _Together).apply(self, *local)
-        self._made_for, self._addresses = stream, [_address(p) for _, _, p in self._members]
-        self._frozen = [k for k, (_, _, p) in enumerate(self._members) if not p.requires_grad]
+        self._made_for, self._addresses = stream, [_address(_local(p)) for p in self._parameters]
+        self._frozen = [p for p in self._parameters if not p.requires_grad]
 
     def reduce(self, summands: Sequence[torch.Tensor]) -> None:
         """Replace this rank's summands by their sums over the ranks."""
@@ -155,8 +160,12 @@ def _local(parameter: Any) -> torch.Tensor:
     return parameter._local_tensor if has_dtensor((parameter,)) else parameter
 
 
-def _address(parameter: torch.Tensor) -> int:
-    return _local(parameter).data_ptr()
+def _are_the_same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+_address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
+_wants_gradient = attrgetter("requires_grad")
 
 
 @lru_cache(maxsize=64)

@@ -81,7 +81,8 @@ def _backward(spec: GroupNormSpec) -> FusionDefinition:
         grouped = fd.ops.mul(fd.ops.sub(_grouped(fd, spec, x), mean), rstd)
         unit = _together(fd, spec, grouped, x)
         if spec.activation is not None:
-            dy = fd.ops.mul(dy, slope(fd, spec.activation, affine(fd, unit, weight, bias)))
+            before = affine(fd, unit, weight, bias)
+            dy = fd.ops.mul(dy, slope(fd, spec.activation, before, spec.dtype))
         scaled = _grouped(fd, spec, dy if weight is None else fd.ops.mul(dy, weight))
         along = fd.ops.mean(fd.ops.mul(scaled, grouped), spec.group_dims, keepdim=True)
         even = fd.ops.mean(scaled, spec.group_dims, keepdim=True)

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
 from .refused_calls import refusing
-from .second_derivatives import Once, apply_of_c
+from .second_derivatives import Once, apply_of_c, backward_as_it_is
 from .tensor_kinds import are_torchs, forward_ad
+from .transforms import is_traced_by_jit
 
 _HALVES = (torch.bfloat16, torch.float16)
 _CAST = (torch.float64, torch.float32, *_HALVES)
@@ -39,8 +40,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Parameters of another floating dtype (of 16 bits or more) are cast to the input's, which is the result's.  On a GPU
     the gradient of a float32 weight leaves the matmul in float32, where torch rounds it to bfloat16 or float16 first.
     """
-    dtypes = [t.dtype for t in (input, weight, bias) if t is not None]
-    if len(set(dtypes)) == 1 or any(d not in _CAST for d in dtypes):
+    dtype, of_weight = input.dtype, weight.dtype
+    of_bias = of_weight if bias is None else bias.dtype
+    if dtype is of_weight is of_bias or not (dtype in _CAST and of_weight in _CAST and of_bias in _CAST):
         return functional.linear(input, weight, bias)
     if torch.compiler.is_compiling():
         return _composed(input, weight, bias)
@@ -49,9 +51,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @uncompiled
 def _called(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if input.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(input.device.type):
+    kind = input.device.type
+    is_known = kind in ("cpu", "cuda")
+    if is_known and torch.is_autocast_enabled(kind):
         return functional.linear(input, weight, bias)
-    if _is_for_torch(input, weight, bias):
+    if not is_known or _is_for_torch(input, weight, bias):
         return _composed(input, weight, bias)
     return _apply(input, weight, bias)
 
@@ -63,19 +67,18 @@ def _composed(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _is_for_torch(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Are there tensors or transforms that an autograd function does not know, or nothing to differentiate?"""
-    tensors = (input, weight) if bias is None else (input, weight, bias)
     return (
         not torch.is_grad_enabled()
-        or not any(t.requires_grad for t in tensors)
-        or not are_torchs(tensors)
-        or any(t.is_nested for t in tensors)
-        or input.device.type not in ("cpu", "cuda")
+        or not (weight.requires_grad or input.requires_grad or (bias is not None and bias.requires_grad))
+        or not are_torchs((input, weight) if bias is None else (input, weight, bias))
+        or (input.is_nested or weight.is_nested or (bias is not None and bias.is_nested))
         or input.ndim < 2
         or weight.ndim != 2
         or (bias is not None and bias.ndim != 1)
-        or 0 in (input.numel(), weight.numel())
+        or input.numel() == 0
+        or weight.numel() == 0
         or forward_ad._current_level >= 0
-        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        or is_traced_by_jit()
     )
 
 
@@ -92,7 +95,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(rows if needs_weight else None, cast_weight if needs_x else None)
         ctx.shape, ctx.weight_dtype = shape, weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        made = torch.mm(rows, cast_weight.t()) if bias is None else torch.addmm(bias.to(dtype), rows, cast_weight.t())
+        made = functional.linear(rows, cast_weight, None if bias is None else bias.to(dtype))
         return made if made.ndim == input.ndim else made.view(*shape[:-1], made.shape[1])
 
     @staticmethod
@@ -109,6 +112,7 @@ class _Linear(torch.autograd.Function):
 
 _apply: Callable[..., Tensor] = apply_of_c(_Linear)
 """Without what torch puts before it: ``_is_for_torch`` has asked most of that."""
+backward_as_it_is(_Linear)
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

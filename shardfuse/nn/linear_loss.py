@@ -1,24 +1,29 @@
-"""Cross entropy of a linear layer's outputs, a chunk of rows at a time, so that logits are never whole."""
+"""Cross entropy of a linear layer's outputs, a chunk of rows at a time where all logits would take much memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
-from .loss import REDUCTIONS, CrossEntropyLoss, Reduction
+from .linear_loss_gradients import Chunks, LossAndGradient, can_make_gradients
+from .loss import CrossEntropyLoss
+from .loss_fusions import REDUCTIONS, Reduction
 from .refused_calls import refusing
 
 if TYPE_CHECKING:
     from .placement import Placements
 
+_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 _MULTIPLE = 128
 """Rows of a chunk that is not asked for are a multiple of this many, which is a tile of a matmul."""
 
@@ -27,11 +32,15 @@ _MULTIPLE = 128
 class LinearCrossEntropyLoss(torch.nn.Module):
     """The cross entropy of ``x @ weight.T + bias``, with the logits of a chunk of rows in memory at a time.
 
-    The backward computes a chunk's logits again: one matmul more, for memory of chunk_rows * classes instead of all
-    rows.  The weight's gradient is added up over the chunks in the weight's dtype.  Arguments are those of
+    Training by the mean or the sum makes the gradients with the loss, chunk by chunk, while a chunk's logits are there:
+    the logits are multiplied once, and what is kept for the backward are the gradients.  That of the weight is added up
+    over the chunks in float32 (float64) and rounded once.  With reduction="none", and under torch.compile, the backward
+    computes a chunk's logits again, and adds up in the weight's dtype.  Logits that make one chunk are kept, as by a
+    layer and ``CrossEntropyLoss``.  Under autocast x, weight and bias may be of several dtypes.  Arguments are those of
     ``CrossEntropyLoss``, and
 
-    chunk_rows: rows of a chunk; left out, as many that its logits are about as large as x.
+    chunk_rows: rows of a chunk; left out, as many that its logits have no more elements than x and weight together (at
+    least 128).
     mesh, logits: on a mesh, how the logits are placed: ``Shard(-1)``, where each rank has a part of the classes (of
     weight and bias), or Replicate.  The gradient of x is then each rank's summand, as of any column-parallel layer
     (``output_grad=Partial()`` of the norm before).
@@ -57,36 +66,54 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             raise ModuleArgumentError("LinearCrossEntropyLoss", "chunk_rows", chunk_rows, "1 or more")
         if reduction not in REDUCTIONS:
             raise ModuleArgumentError("LinearCrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
-        self.reduction, self.chunk_rows = reduction, chunk_rows
-        self.loss = CrossEntropyLoss(
-            mesh=mesh, logits=logits, reduction="none", ignore_index=ignore_index, label_smoothing=label_smoothing,
-            num_classes=num_classes, z_loss=z_loss, temperature=temperature,
-        )  # fmt: skip
+        self.reduction, self.chunk_rows, self.mesh = reduction, chunk_rows, mesh
+        options: dict[str, Any] = {
+            "mesh": mesh, "logits": logits, "ignore_index": ignore_index, "label_smoothing": label_smoothing,
+            "num_classes": num_classes, "z_loss": z_loss, "temperature": temperature,
+        }  # fmt: skip
+        self.loss = CrossEntropyLoss(reduction=reduction, **options)
+        self.row_loss = self.loss if reduction == "none" else CrossEntropyLoss(reduction="none", **options)
+        self.loss_and_gradient = LossAndGradient(reduction="none", **options)
         if mesh is not None and any(d not in (None, -1) for d in self.loss.logits_placement.shards):
             advice = "shard classes, as Shard(-1); of row shards each rank takes its own loss, and the mean of those"
             raise PlacementError("logits", (logits,), "chunks of rows", advice)
 
     @refusing
-    def forward(
-        self, x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., features], weight: [classes, features], target: [...], bias: [classes] (classes local).
 
         -> a scalar, or [...] with reduction "none", in float32 or float64.
         """
         self._check(x, weight, target, bias)
+        size = self.chunk_rows or self._chunk_rows(x.shape[:-1].numel(), x.shape[-1], weight.shape[0])
+        if size >= target.numel():
+            return self.loss(functional.linear(x, weight, bias), target)
+        if torch.compiler.is_compiling():
+            return self._of_chunks(x, weight, target, bias, size)
+        return self._called(x, weight, target, bias, size)
+
+    @uncompiled
+    def _called(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, size: int) -> Tensor:
+        """A call that is not compiled."""
+        tensors = (x, weight, target) if bias is None else (x, weight, target, bias)
+        if self.reduction == "none" or not can_make_gradients(tensors):
+            return self._of_chunks(x, weight, target, bias, size)
+        make = Chunks(self.loss_and_gradient, size, _matmul_dtype(x), self.reduction == "mean")
+        return make(x.flatten(0, -2), weight, target.flatten(), bias)
+
+    def _of_chunks(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, size: int) -> Tensor:
+        """By ops that are differentiated each by itself, a chunk's forward once more in the backward."""
         if torch.compiler.is_compiling():
             self._known()
         rows, targets = x.flatten(0, -2), target.flatten()
-        size = self.chunk_rows or self._chunk_rows(rows, weight)
         losses = [
             cast(
-                "torch.Tensor",
+                "Tensor",
                 checkpoint(self._chunk, part, weight, bias, its, use_reentrant=False, preserve_rng_state=False),
             )
             for part, its in zip(_split(rows, size), _split(targets, size), strict=True)
         ]
-        loss = torch.cat(losses) if len(losses) > 1 else losses[0]
+        loss = torch.cat(losses)
         if self.reduction == "none":
             return loss.view(target.shape)
         total = loss.sum()
@@ -97,21 +124,29 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
         It makes symbols of floats too: of one that it first meets within a checkpoint the next checkpoint has none.
         """
-        loss = self.loss
+        loss = self.row_loss
         for number in (loss.label_smoothing, loss.z_loss, loss.temperature):
             assert number >= 0, "the loss has checked it"
 
-    def _chunk(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
-    ) -> torch.Tensor:
-        return self.loss(functional.linear(x, weight, bias), target)
+    def _chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor) -> Tensor:
+        return self.row_loss(functional.linear(x, weight, bias), target)
 
-    def _chunk_rows(self, rows: torch.Tensor, weight: torch.Tensor) -> int:
-        """As many that their logits are about as large as x."""
-        wanted = rows.shape[0] * rows.shape[1] // max(weight.shape[0], 1)
-        return max(_MULTIPLE, wanted // _MULTIPLE * _MULTIPLE)
+    def _chunk_rows(self, rows: int, features: int, classes: int) -> int:
+        """As many that a chunk's logits have no more elements than x and the weight together; chunks of like sizes.
 
-    def _check(self, x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None) -> None:
+        It is the same on every rank: ``classes`` of shards that differ in size are those of the largest.
+        """
+        whole, placement = self.loss.num_classes, self.loss.logits_placement
+        if whole is not None:
+            classes = -(-whole // placement.resolve("logits", 2).parts(self.mesh, 1))
+        most = features + rows * features // max(classes, 1)
+        if rows <= most:
+            return rows
+        most = max(_MULTIPLE, most // _MULTIPLE * _MULTIPLE)
+        chunks = -(-rows // most)
+        return -(-rows // (chunks * _MULTIPLE)) * _MULTIPLE
+
+    def _check(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
         def refuse(argument: str, found: str, expected: str, advice: str) -> ModuleInputError:
             return ModuleInputError("LinearCrossEntropyLoss", argument, found, expected, advice)
 
@@ -126,9 +161,11 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             raise refuse(
                 "weight", f"shape {tuple(weight.shape)}", f"[classes, {x.shape[-1]}]", "pass the layer's weight"
             )
-        if weight.dtype != x.dtype:
+        if weight.dtype != x.dtype and not _is_cast(x, weight):
             raise refuse("weight", f"dtype {weight.dtype}", f"{x.dtype}, that of x", "cast one")
-        if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        if bias is not None and (
+            bias.shape != weight.shape[:1] or (bias.dtype != weight.dtype and not _is_cast(bias, weight))
+        ):
             found = f"shape {tuple(bias.shape)} of {bias.dtype}"
             raise refuse("bias", found, f"({weight.shape[0]},) of {weight.dtype}, a number for each class", "pass such")
         if target.shape != x.shape[:-1]:
@@ -140,6 +177,17 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         return f"chunk_rows={self.chunk_rows}, reduction={self.reduction}"
 
 
-def _split(tensor: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
+def _is_cast(*tensors: Tensor) -> bool:
+    """Does autocast cast such tensors for a matmul?"""
+    device = tensors[0].device.type
+    is_on = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+    return is_on and all(t.dtype in _AUTOCAST for t in tensors)
+
+
+def _matmul_dtype(x: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype(x.device.type) if _is_cast(x) else x.dtype
+
+
+def _split(tensor: Tensor, size: int) -> Sequence[Tensor]:
     """Chunks of ``size`` rows, of which the last may be short."""
-    return cast("Sequence[torch.Tensor]", tensor.split(size))  # pyright: ignore[reportUnknownMemberType]
+    return cast("Sequence[Tensor]", tensor.split(size))  # pyright: ignore[reportUnknownMemberType]

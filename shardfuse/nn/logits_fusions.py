@@ -42,10 +42,15 @@ class LogitsSpec(PlacedSpec):
         return self.placement.replicated()
 
 
-def logits_and_target(fd: FusionDefinition, spec: LogitsSpec) -> tuple[TensorView, TensorView]:
-    """Declare both: logits over the temperature, in the compute dtype, and targets, [..., 1]."""
-    logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-    logits = cooled(fd, spec, logits)
+def logits_and_target(
+    fd: FusionDefinition, spec: LogitsSpec, given: TensorView | None = None
+) -> tuple[TensorView, TensorView]:
+    """Declare both: logits over the temperature, in the compute dtype, and targets, [..., 1].
+
+    given: the logits, where they are declared already.
+    """
+    given = define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype) if given is None else given
+    logits = cooled(fd, spec, fd.ops.cast(given, dtype=spec.compute))
     return logits, define(fd, spec.mesh, spec.rows, spec.row_shape, DataType.Int)
 
 

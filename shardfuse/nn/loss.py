@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 import torch
 
@@ -19,15 +18,14 @@ from ..mesh import DeviceMesh
 from . import traced
 from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
-from .logits_fusions import LogitsSpec, cooled, give_strays, is_class, is_target, logits_and_target
+from .logits_fusions import LogitsSpec, give_strays, logits_and_target
+from .loss_fusions import REDUCTIONS, LossSpec, Reduction, Targets, gradient_of_logits, loss_of_rows
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
 
-Reduction = Literal["mean", "sum", "none"]
-REDUCTIONS = get_args(Reduction)
 S = TypeVar("S", bound=LogitsSpec)
 
 
@@ -159,16 +157,27 @@ class CrossEntropyLoss(FusedModule):
             return tuple(t[0] for t in found) if of_rows else found
         if target.ndim != logits.ndim - 1:
             self._check_target(logits, target)
+        outputs = self.checked_results(logits, target, unsharded)
+        return tuple(t[..., 0] for t in outputs) if of_rows else outputs
+
+    def checked_results(
+        self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """As the fusion makes them, the last axis of rows' kept.  Raises ModuleInputError for stray targets."""
         outputs, count = self.run((logits, target[..., None]), unsharded), self.result_count
         if len(outputs) == count + 1 and outputs[count].item():
             classes = self._classes(logits) if unsharded is None else unsharded[-1]
             self._refuse(target, classes, int(outputs[count].item()))
-        return tuple(t[..., 0] for t in outputs[:count]) if of_rows else tuple(outputs[:count])
+        return tuple(outputs[:count])
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        return _op(self.loss_spec(tensors, unsharded))
+
+    def loss_spec(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> LossSpec:
+        """What the fusions of (logits, target [..., 1]) depend on.  Raises ModuleInputError."""
         logits, target = tensors
         own = {"reduction": self.reduction, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
-        return _op(self.spec_of(partial(_Spec, **own), logits, target, unsharded))
+        return self.spec_of(partial(LossSpec, **own), logits, target, unsharded)
 
     def _check_target(self, logits: torch.Tensor, target: torch.Tensor) -> None:
         if target.dtype != torch.int64:
@@ -227,22 +236,8 @@ class CrossEntropyLoss(FusedModule):
         return f"reduction={self.reduction}, ignore_index={self.ignore_index}, mesh={self.mesh}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Spec(LogitsSpec):
-    """All that the fusions of a loss depend on."""
-
-    reduction: Reduction
-    label_smoothing: float
-    z_loss: float
-
-    @property
-    def loss(self) -> tuple[list[int], TensorPlacement]:
-        """Shape and placement of the loss."""
-        return (self.row_shape, self.rows) if self.reduction == "none" else ([], self.scalar)
-
-
 @lru_cache(maxsize=256)
-def _op(spec: _Spec) -> FusedOp:
+def _op(spec: LossSpec) -> FusedOp:
     # The tensors are (logits, target), the outputs (loss[, strays], maximum, log_sum[, count]).
     results = 1 + spec.counts_strays
     extras = range(2 + results, 4 + results + (spec.reduction == "mean"))
@@ -251,51 +246,36 @@ def _op(spec: _Spec) -> FusedOp:
     return FusedOp(_forward(spec), _backward(spec), results, (0, 1, *extras), arguments, (gradient,), (0,))
 
 
-def _forward(spec: _Spec) -> FusionDefinition:
+def _forward(spec: LossSpec) -> FusionDefinition:
     """(logits, target) -> (loss[, strays], maximum, log_sum[, count]).  log_sum = log(sum(exp(logits - maximum))).
 
     maximum and log_sum are kept apart, since their sum is rounded to the maximum's size; a mean divides by the count.
-    The target's logit is found as a sum over the classes, in which all others count 0: kernels read that one element,
-    where it is this rank's.
     """
     with FusionDefinition() as fd:
         logits, target = logits_and_target(fd, spec)
-        maximum = fd.ops.max(logits, [-1], keepdim=True)
-        shifted = fd.ops.sub(logits, maximum)
-        log_sum = fd.ops.log(fd.ops.sum(fd.ops.exp(shifted), [-1], keepdim=True))
-        chosen = fd.ops.where(is_target(fd, spec, target), logits, 0.0)
-        chosen = fd.ops.sum(chosen, [-1], keepdim=True)
-        loss = fd.ops.sub(log_sum, fd.ops.sub(chosen, maximum))
-        if spec.label_smoothing:
-            even = fd.ops.sub(log_sum, fd.ops.mean(shifted, [-1], keepdim=True))
-            even = fd.ops.mul(even, spec.label_smoothing)
-            loss = fd.ops.add(fd.ops.mul(loss, 1.0 - spec.label_smoothing), even)
-        if spec.z_loss:
-            whole = fd.ops.add(maximum, log_sum)
-            loss = fd.ops.add(loss, fd.ops.mul(fd.ops.mul(whole, whole), spec.z_loss))
-        counted, known = fd.ops.ne(target, spec.ignore_index), is_class(fd, spec, target)
-        loss = fd.ops.where(counted, fd.ops.where(known, loss, math.nan), 0.0)
+        targets = Targets.of(fd, spec, target)
+        rows = loss_of_rows(fd, spec, logits, targets)
+        loss = rows.loss
         count = None
         if spec.reduction != "none":
             loss = fd.ops.sum(loss, list(range(spec.ndim)))
         if spec.reduction == "mean":
-            count = fd.ops.sum(fd.ops.cast(counted, dtype=DataType.Int), list(range(spec.ndim)))
+            count = fd.ops.sum(fd.ops.cast(targets.counted, dtype=DataType.Int), list(range(spec.ndim)))
             count = fd.ops.cast(count, dtype=spec.compute)
             loss = fd.ops.div(loss, count)
         give(fd, loss, spec.mesh, spec.loss[1])
-        give_strays(fd, spec, counted, known)
-        give(fd, maximum, spec.mesh, spec.rows)
-        give(fd, log_sum, spec.mesh, spec.rows)
+        give_strays(fd, spec, targets.counted, targets.known)
+        give(fd, rows.maximum, spec.mesh, spec.rows)
+        give(fd, rows.log_sum, spec.mesh, spec.rows)
         if count is not None:
             give(fd, count, spec.mesh, spec.scalar)
     return fd
 
 
-def _backward(spec: _Spec) -> FusionDefinition:
+def _backward(spec: LossSpec) -> FusionDefinition:
     """(d loss, logits, target, maximum, log_sum[, count]) -> d logits.
 
-    d logits = (softmax - the target's weights) * d loss [/ count] [/ temperature], and a z-loss's softmax counts
-    1 + 2 * z_loss * log(sum(exp(logits))) times.
+    d logits = (softmax - the target's weights) * d loss [/ count] [/ temperature].
     """
     shape, placement = spec.loss
     with FusionDefinition() as fd:
@@ -305,18 +285,8 @@ def _backward(spec: _Spec) -> FusionDefinition:
         log_sum = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
         if spec.reduction == "mean":
             gradient = fd.ops.div(gradient, define(fd, spec.mesh, spec.scalar, [], spec.compute))
+        targets = Targets.of(fd, spec, target)
         softmax = fd.ops.exp(fd.ops.sub(fd.ops.sub(logits, maximum), log_sum))
-        weight = fd.ops.cast(is_target(fd, spec, target), dtype=spec.compute)
-        if spec.label_smoothing:
-            even = spec.label_smoothing / spec.classes
-            weight = fd.ops.add(fd.ops.mul(weight, 1.0 - spec.label_smoothing), even)
-        if spec.z_loss:
-            whole = fd.ops.add(maximum, log_sum)
-            softmax = fd.ops.mul(softmax, fd.ops.add(fd.ops.mul(whole, 2 * spec.z_loss), 1.0))
-        gradient = cooled(fd, spec, gradient)
-        # An ignored row is chosen away, not multiplied by zero: its logits may be infinite.
-        row_gradient = fd.ops.mul(fd.ops.sub(softmax, weight), gradient)
-        row_gradient = fd.ops.where(is_class(fd, spec, target), row_gradient, math.nan)
-        d_logits = fd.ops.where(fd.ops.ne(target, spec.ignore_index), row_gradient, 0.0)
-        give(fd, fd.ops.cast(d_logits, dtype=spec.dtype), spec.mesh, spec.placement)
+        d_logits = gradient_of_logits(fd, spec, targets, softmax, maximum, log_sum, gradient)
+        give(fd, d_logits, spec.mesh, spec.placement)
     return fd

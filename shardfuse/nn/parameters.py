@@ -22,8 +22,9 @@ from ..frontend.shard_order import dtensor_like, dtensor_of, is_left_to_right
 from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
+from .checks import SUPPORTED
 from .dtensor_autograd import checked, local_leaf, local_of, local_traced, placements_of
-from .fused import PLAIN, SUPPORTED, FusedModule, Take
+from .fused import PLAIN, FusedModule, Take
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ ParameterKind = Literal["dtensor", "local"]
 class Bucket(Protocol):
     """What reduces the gradients of a module's parameters with those of others (`gradient_buckets.py`)."""
 
-    def of(self, module: ParameterModule) -> Sequence[torch.Tensor] | None:
-        """The local parameters to compute with; None where it has none for this call."""
+    def of(self, module: ParameterModule, vectors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+        """The local parameters to compute with in place of these; None where it has none for this call."""
         ...
 
 
@@ -97,7 +98,11 @@ class ParameterModule(FusedModule):
 
     def vectors_here(self) -> list[torch.Tensor]:
         """Those of ``vectors`` that there are now: a caller may have put one, or None, in a parameter's place."""
-        found = [p for p in map(self.parameter, self.vectors) if p is not None]
+        there = self._parameters
+        named: list[torch.Tensor | None] = [
+            there[name] if name in there else getattr(self, name) for name in self.vectors
+        ]
+        found = [p for p in named if p is not None]
         if len(found) != len(self.given):
             self.describe()
         return found

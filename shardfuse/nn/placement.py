@@ -172,7 +172,8 @@ class TensorPlacement:
 
     def in_place(self, local: torch.Tensor) -> torch.Tensor:
         """A strided local tensor as it is read; contiguous where its rows are not whole, which would cost more."""
-        return local.contiguous() if local.stride(-1) != 1 or 0 in local.stride() else local
+        strides = local.stride()
+        return local.contiguous() if strides[-1] != 1 or 0 in strides else local
 
 
 WHOLE = TensorPlacement()

@@ -31,7 +31,8 @@ from torch import Tensor
 from ..errors import ModuleArgumentError
 from ..executor.uncompiled import uncompiled
 from . import quantizing_torch_ops as by_torch
-from .functional_norms import Function, rms_eps
+from .checks import Function
+from .functional_norms import rms_eps
 from .gelu import Approximation, gelu_activation
 from .quantizing_fusions import BLOCK, Quantization, Work, quantizing_fusion
 from .tensor_kinds import are_torchs

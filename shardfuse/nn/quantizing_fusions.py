@@ -95,17 +95,18 @@ def _quantized(fd: FusionDefinition, spec: Quantization, made: TensorView, given
     largest, target = torch.finfo(spec.target).max, DataType.from_torch(spec.target)
     if spec.scales == "block":
         made = fd.ops.reshape(made, [-1, spec.columns // BLOCK, BLOCK])
-    scale = given
-    if scale is None:
-        magnitude = fd.ops.max(fd.ops.abs(made), [-1], keepdim=True)
+    scale, divisor = None, given
+    if given is None:
+        # Without the axis of one element, so that blocks' scales, as they are stored, are what the kernel computes.
+        magnitude = fd.ops.max(fd.ops.abs(made), [-1], keepdim=spec.scales == "row")
         scale = fd.ops.div(fd.ops.maximum(magnitude, SMALLEST), largest)
         scale = fd.ops.cast(scale, dtype=DataType.Float)
-    values = fd.ops.clamp(fd.ops.div(made, fd.ops.cast(scale, dtype=spec.compute)), -largest, largest)
-    values = fd.ops.cast(values, dtype=target)
+        divisor = fd.ops.cast(scale, dtype=spec.compute)
     if spec.scales == "block":
-        fd.add_output(fd.ops.reshape(values, [-1, spec.columns]))
-        fd.add_output(fd.ops.squeeze(scale, [-1]), stride_order=[0, 1])
-        return
-    fd.add_output(values)
-    if given is None:
-        fd.add_output(scale)
+        assert divisor is not None, "blocks have scales of their own"
+        divisor = fd.ops.broadcast(divisor, [False, False, True])
+    values = fd.ops.clamp(fd.ops.div(made, divisor), -largest, largest)
+    values = fd.ops.cast(values, dtype=target)
+    fd.add_output(fd.ops.reshape(values, [-1, spec.columns]) if spec.scales == "block" else values)
+    if scale is not None:
+        fd.add_output(scale, stride_order=[0, 1] if spec.scales == "block" else None)

@@ -354,5 +354,10 @@ def _packing(packed: tuple[int, int], head_dim: int, batch_first: bool) -> Shapi
     """[batch, sequence, features] <-> heads behind the sequence; the three -> [batch, heads, sequence, head_dim]."""
     sizes = [*packed, packed[1]]
     by_head = Reshaped(enter=lambda x: x.view(*x.shape[:-1], _count(packed), head_dim), leave=lambda x: x.flatten(-2))
-    before, behind = (partial(f, batch_first=batch_first) for f in (_heads_before, _heads_behind))
-    return Shaping((by_head,), (Reshaped(behind, before),) * 3, parts=lambda x: x.split_with_sizes(sizes, 2))
+    behind = Reshaped(enter=partial(_heads_behind, batch_first=batch_first))
+
+    def parts(turned: torch.Tensor) -> Sequence[torch.Tensor]:
+        """In two ops of torch's, the second of which makes no views as autograd has them."""
+        return torch.unsafe_split_with_sizes(_heads_before(turned, batch_first), sizes, 1)
+
+    return Shaping((by_head,), (behind,) * 3, parts=parts)

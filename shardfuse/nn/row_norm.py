@@ -240,10 +240,11 @@ class RowNorm(ParameterModule):
         """The results of rows; with the gradients of parameters left to the bucket, where there is one for them."""
         bucket = self.bucket
         if bucket is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            behind = bucket.of(self) if self._is_deferrable(x, residual, unsharded) else None
-            if behind is not None and len(behind) == len(self.vectors_here()):
-                given, deferred = (x, *behind, *residual), deferring(len(behind))
-                return self.run(given, unsharded, deferred, self._origins(x, residual))
+            vectors = self.vectors_here()
+            behind = bucket.of(self, vectors) if self._is_deferrable(x, vectors, residual, unsharded) else None
+            if behind is not None:
+                given, origins = (x, *behind, *residual), (x, *vectors, *residual)
+                return self.run(given, unsharded, deferring(len(behind)), origins)
         origins = () if self._is_of_last_dim else self._origins(x, residual)
         return self.run((x, *self._parameters_here(), *residual), unsharded, None, origins)
 
@@ -252,7 +253,11 @@ class RowNorm(ParameterModule):
         return x, *self.vectors_here(), *residual
 
     def _is_deferrable(
-        self, x: torch.Tensor, residual: Sequence[torch.Tensor], unsharded: Sequence[int] | None
+        self,
+        x: torch.Tensor,
+        vectors: Sequence[torch.Tensor],
+        residual: Sequence[torch.Tensor],
+        unsharded: Sequence[int] | None,
     ) -> bool:
         """Can this rank's summands of the gradients be had, unrounded: of even shards, in the parameters' dtype?
 
@@ -263,9 +268,8 @@ class RowNorm(ParameterModule):
         given = (x, *residual)
         if not are_torchs(given):
             return False
-        dtypes = [p.dtype for p in self.vectors_here()]
-        of_rows = [t.dtype for t in residual]
-        key = (x.shape, x.dtype, *of_rows, *dtypes, unsharded if unsharded is None else tuple(unsharded))
+        dtypes = [p.dtype for p in vectors]
+        key = (x.shape, x.dtype, *[t.dtype for t in residual], *dtypes, unsharded and tuple(unsharded))
         found = self._deferrable.get(key)
         if found is None:
             whole = self.whole((x,), unsharded)

@@ -34,3 +34,11 @@ def apply_of_c(function: type[torch.autograd.Function]) -> Any:
     that torch 2.11 takes in Python 3.12.
     """
     return cast("Any", super(torch.autograd.Function, function)).apply
+
+
+def backward_as_it_is(function: type[torch.autograd.Function]) -> None:
+    """Have autograd call ``function.backward`` by itself, without what torch looks for in each backward.
+
+    That is whether the function has a ``vjp``, or takes its gradients as one list, which those of shardfuse do not.
+    """
+    cast("Any", function)._backward_cls.apply = function.backward

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeVar, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from ..mesh import DeviceMesh, current_rank
 from .placement import TensorPlacement
@@ -23,19 +24,32 @@ class _Described(Protocol):
 
 
 class Setting(Generic[T]):
-    """An attribute of a module that its fusions depend on: where it is changed, the module forgets those it has."""
+    """An attribute of a module that its fusions depend on: where it is changed, the module forgets those it has.
+
+    Each call of a module reads some.  So there is no ``__get__`` at run time: what is read is the entry of the module's
+    ``__dict__``, without a call of Python's.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = f"_{name}_setting"
+        self._name = name
 
-    def __get__(self, module: object, owner: type) -> T:
-        """None until it is set."""
-        return cast("T", self if module is None else module.__dict__.get(self._name))
+    if TYPE_CHECKING:
+
+        def __get__(self, module: object, owner: type) -> T: ...
 
     def __set__(self, module: object, value: T) -> None:
         module.__dict__[self._name] = value
         if "text" in module.__dict__:  # not while the module is being made
             cast("_Described", module).describe()
+
+
+@lru_cache(maxsize=256)
+def unset(kind: type) -> dict[str, None]:
+    """The settings of a class of modules, before they are set."""
+    found: dict[str, object] = {}
+    for base in reversed(kind.__mro__):
+        found.update(vars(base))
+    return {name: None for name, value in found.items() if isinstance(value, Setting)}
 
 
 def printed(settings: Mapping[str, object]) -> str:

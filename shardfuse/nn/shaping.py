@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -18,17 +18,21 @@ View = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Reshaped:
-    """Of one tensor.  enter: of a call -> as the fusions have it.  leave: as these have it -> of a call."""
+    """Of one tensor.  enter: of a call -> as the fusions have it.  leave: as these have it -> of a call.
 
-    enter: View
-    leave: View
+    None: as it is.
+    """
+
+    enter: View | None = None
+    leave: View | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # part of the key of each call: as quick to hash as its address
 class Shaping:
     """tensors, results: the first ones of a call, which are views of those of its fusions, as their gradients are.
 
-    parts: the results as parts of the first one of the forward fusion; the backward one takes a gradient of each.
+    parts: the results of a call from the first one of the forward fusion, in place of their ``leave``: views of no
+    other tensor, as of ``leave_alone``; the backward fusion takes a gradient of each.
     is_deferred: are the gradients of parameters this rank's summands, as of ``FusedOp.deferred``?
     """
 
@@ -37,44 +41,63 @@ class Shaping:
     parts: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
     is_deferred: bool = False
 
-    def enter(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def enter(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors of the forward fusion."""
-        return _first([r.enter for r in self.tensors], given)
+        return _viewed(self._views[0], given)
 
-    def leave(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def leave(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results of a call."""
-        results = results if self.parts is None else self.parts(results[0])
-        return _first([r.leave for r in self.results], results)
+        return _viewed(self._views[1], results) if self.parts is None else self.parts(results[0])
 
-    def leave_alone(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def leave_alone(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The same, as views of no other tensor, so that autograd lets a caller write over them.
 
         They count versions of their own: none of those that are reshaped may be saved for the backward.
         """
-        left = self.leave(results)
-        return [t.data if k < len(self.results) else t for k, t in enumerate(left)]
+        if self.parts is not None:
+            return self.parts(results[0])
+        left = list(results)
+        for k, view in self._views[1]:
+            left[k] = view(left[k]).data
+        return left
 
-    def enter_gradients(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def enter_gradients(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The gradients of the results, as the backward fusion takes them."""
-        return _first([r.enter for r in self.results], given)
+        return _viewed(self._views[2], given)
 
-    def leave_gradients(self, found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def leave_gradients(self, found: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The gradients of the tensors of a call."""
-        return _first([r.leave for r in self.tensors], found)
+        return _viewed(self._views[3], found)
 
-    def enter_saved(self, places: Sequence[int], saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def enter_saved(self, places: Sequence[int], saved: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What was saved of (tensors..., results..., extras...), from these places of them."""
-        ends = len(self.tensors)
-        return [self.tensors[k].enter(t) if k < ends else t for k, t in zip(places, saved, strict=True)]
+        views = self._views[0]
+        return _viewed([(places.index(k), view) for k, view in views if k in places], saved) if views else saved
+
+    @cached_property
+    def _views(self) -> tuple[list[_Placed], ...]:
+        """What enters and leaves of a call, and of its gradients: views alone, each with its place."""
+        ways = (self.tensors, "enter"), (self.results, "leave"), (self.results, "enter"), (self.tensors, "leave")
+        return tuple(
+            [(k, view) for k, r in enumerate(of) if (view := r.enter if way == "enter" else r.leave) is not None]
+            for of, way in ways
+        )
 
 
-def _first(views: Sequence[View], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    viewed = [view(t) for view, t in zip(views, tensors, strict=False)]
-    return [*viewed, *tensors[len(views) :]]
+_Placed = tuple[int, View]
 
 
-_SAME = Reshaped(enter=lambda x: x, leave=lambda x: x)
-_VECTOR = Reshaped(enter=lambda x: x, leave=lambda x: x.view(-1))
+def _viewed(views: Sequence[_Placed], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    if not views:
+        return tensors
+    viewed = list(tensors)
+    for k, view in views:
+        viewed[k] = view(viewed[k])
+    return viewed
+
+
+_SAME = Reshaped()
+_VECTOR = Reshaped(leave=lambda x: x.view(-1))
 
 
 @lru_cache(maxsize=16)

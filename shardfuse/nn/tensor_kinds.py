@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,10 @@ def are_torchs(tensors: Sequence[torch.Tensor]) -> bool:
     return is_outside and PLAIN.issuperset(map(type, tensors)) and not any(map(is_wrapped, tensors))
 
 
+plain_metadata_of = attrgetter("shape", "dtype", "device")
+"""What matters of torch's own tensors: one call of C's."""
+
+
 def metadata_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """What matters of a tensor of another type; a DTensor's spec holds its mesh, placements, shape and dtype."""
     spec: object = getattr(tensor, "_spec", None)
@@ -38,7 +43,11 @@ def is_traced(tensor: torch.Tensor) -> bool:
     return not is_plain and getattr(tensor, "wait", None) is None
 
 
-def is_batched(tensor: torch.Tensor) -> bool:
-    """Does it stand for many, by torch.vmap or by the older vmap of ``is_grads_batched``?"""
-    wrapped = _core._functorch
-    return wrapped.is_batchedtensor(tensor) or wrapped.is_legacy_batchedtensor(tensor)
+_is_batched: Callable[[torch.Tensor], bool] = _core._functorch.is_batchedtensor
+_is_batched_by_the_older: Callable[[torch.Tensor], bool] = _core._functorch.is_legacy_batchedtensor
+
+
+def are_batches(gradients: Sequence[object]) -> bool:
+    """Does one of them stand for many, by torch.vmap or by the older vmap of ``is_grads_batched``?"""
+    tensors = [g for g in gradients if isinstance(g, torch.Tensor)]
+    return any(map(_is_batched, tensors)) or any(map(_is_batched_by_the_older, tensors))

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from ..executor.gpu_clock import Clock, Span, clock_of
-from .settings import Setting
+from .settings import Setting, unset
 
 R = TypeVar("R")
 
@@ -92,3 +92,7 @@ class TimedModule(torch.nn.Module):
     """A module of fusions.  ``timer``: where their time is counted, if anywhere."""
 
     timer: Setting[FusionTimer | None] = Setting()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__.update(unset(type(self)))

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from ..errors import TransformError
-from .tensor_kinds import forward_ad, in_functorch, is_batched
+from .tensor_kinds import are_batches, forward_ad, in_functorch
 
 
 def check_no_transform() -> None:
@@ -19,12 +19,16 @@ def check_no_transform() -> None:
 
 def check_one_gradient(gradients: Sequence[object]) -> None:
     """Raise TransformError for a batch of gradients."""
-    for gradient in gradients:
-        if isinstance(gradient, torch.Tensor) and is_batched(gradient):
-            raise TransformError("torch.autograd.grad(is_grads_batched=True), or vmap of a backward")
+    if are_batches(gradients):
+        raise TransformError("torch.autograd.grad(is_grads_batched=True), or vmap of a backward")
 
 
 _tracing_state: Any = cast("Any", torch._C)._get_tracing_state  # pyright: ignore[reportPrivateUsage]
+
+
+def is_traced_by_jit() -> bool:
+    """Is this a call under torch.jit.trace?"""
+    return _tracing_state() is not None
 
 
 def check_not_traced() -> None:
@@ -32,7 +36,7 @@ def check_not_traced() -> None:
 
     Sizes are tensors there, so that nothing that was bound before is found, and binding asks.
     """
-    if _tracing_state() is not None:
+    if is_traced_by_jit():
         raise TransformError("torch.jit.trace")
 
 

@@ -76,7 +76,7 @@ _MIN = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _SIGN = "tl.where({0} > 0, 1, tl.where({0} < 0, -1, tl.zeros_like({0})))"
 _SOFTPLUS = "tl.where({0} > 20, {0}, libdevice.log1p(tl.exp(tl.minimum({0}, 20.0, propagate_nan=tl.PropagateNan.ALL))))"
 _LERP = "tl.where(tl.abs({2}) < 0.5, {0} + {2} * ({1} - {0}), {1} - ({1} - {0}) * (1 - {2}))"
-_GELU_TANH = "0.5 * {0} * (1 + libdevice.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))"
+_GELU_TANH = "{0} * tl.sigmoid(1.5957691216057308 * ({0} + 0.044715 * {0} * {0} * {0}))"
 _REMAINDER = (
     "tl.where((libdevice.fmod({0}, {1}) != 0) & ((libdevice.fmod({0}, {1}) < 0) != ({1} < 0)), "
     "libdevice.fmod({0}, {1}) + {1}, libdevice.fmod({0}, {1}))"

@@ -77,7 +77,7 @@ class _Decomposer:
 
     def run(self, fusion: BoundFusion) -> list[Expr]:
         statistics = {} if fusion.has_cheap_sums else find_statistics(fusion)
-        done = dict.fromkeys(s.second for s in statistics.values())
+        done = dict.fromkeys(e for s in statistics.values() for e in s.sums)
         for expr in fusion.exprs:
             if expr in statistics:
                 self.exprs += merged(statistics[expr])

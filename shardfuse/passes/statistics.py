@@ -22,6 +22,7 @@ where T1 is, or NaN where an element is inf.
 ``n`` is what a rank has of the axis: fewer elements on the last ranks of an uneven shard, maybe none.  Where several
 mesh dimensions hold parts of what is reduced, each has an axis; one gather is over all of them.  A softmax goes alike,
 with exp(T0 - m) summed, m the largest of a rank, and sum(q * exp(m - max(m))) at the end (Milakov & Gimelshein 2018).
+With an entropy's w, the sum of exp(T0 - m) * (T0 - m), goes sum((w + q * (m - max(m))) * exp(m - max(m))).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from math import prod
 
 from ..analysis.chain import Links, h200_nodes
 from ..analysis.communication_table import PACKED_BYTES, local_bytes
-from ..analysis.paired_reductions import first_of
+from ..analysis.paired_reductions import first_of, sums_weighted
 from ..analysis.sharding import carries, is_even, ordered, outermost, reduced_axes, restrict
 from ..ir.digits import Axis, Root, axis_of, extent
 from ..ir.domain import BoundDomain, Sharding, without
@@ -44,11 +45,20 @@ from ..mesh import DeviceMesh, ParallelType
 
 @dataclass(frozen=True)
 class Statistic:
-    """``first``: the sum or the max; ``second``: the sum that needs it; ``held``: the parts of the reduced axes."""
+    """``first``: the sum or the max; ``second``: the sum that needs it; ``held``: the parts of the reduced axes.
+
+    ``third``: of a softmax the sum of distances times their exponentials, where it is wanted.
+    """
 
     first: Expr
     second: Expr
     held: Sharding
+    third: Expr | None = None
+
+    @property
+    def sums(self) -> tuple[Expr, ...]:
+        """All but ``first``."""
+        return (self.second,) if self.third is None else (self.second, self.third)
 
     @property
     def x(self) -> BoundTensor:
@@ -111,13 +121,16 @@ def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
         first = first_of(second, maker)
         if first is None or first in found or first in seconds:  # a variance of exponentials: their sum is made once
             continue
-        statistic = Statistic(first, second, _held(first, second))
+        third = next((e for e in fusion.exprs if sums_weighted(e, second, maker)), None)
+        if third is not None and third.output.domain != second.output.domain:
+            third = None
+        statistic = Statistic(first, second, _held(first, second), third)
         links = h200_nodes(fusion.ranks_per_node)
         if not (statistic.held and statistic.pieces()):
             continue
         if fusion.promises.batch or _is_cheaper(statistic, links):  # whatever the batch, where that is promised
             found[first] = statistic
-            seconds[second] = None
+            seconds |= dict.fromkeys(statistic.sums)
     return found
 
 
@@ -137,9 +150,10 @@ def _is_cheaper(statistic: Statistic, links: Links) -> bool:
     """One gather of the numbers of every rank, against two all-reduces of one."""
     team = statistic.mesh.box(statistic.mesh.ranks[0], statistic.mesh_dims)
     n, size = len(team), local_bytes(statistic.first.output)
-    numbers = 2 if statistic.reduction.kind == "max" else 3
+    reductions = 1 + len(statistic.sums)
+    numbers = reductions if statistic.reduction.kind == "max" else 3
     gathered = links.seconds(team, numbers * size * (n - 1), 2 * numbers * size * n)
-    reduced = 2 * links.seconds(team, 2 * size * (n - 1) / n, 2 * size)
+    reduced = reductions * links.seconds(team, 2 * size * (n - 1) / n, 2 * size)
     return numbers * size * n <= PACKED_BYTES and gathered < reduced
 
 
@@ -172,11 +186,24 @@ class _Builder:
         # a rank whose rows are all -inf, or that has none, adds nothing, and no NaN
         lowest = self.op("eq", centre, self.number(float("-inf")))
         apart = self.op("sub", x, self.along_rows(self.op("where", lowest, self.number(0.0), centre)))
-        total = self.partial(second, self.op("exp", apart))
-        m, q = self.gather(largest), self.gather(total)
+        weight = self.op("exp", apart)
+        total, third = self.partial(second, weight), self.statistic.third
+        parts = [largest, total]
+        if third is not None:
+            parts.append(self.partial(third, self.unless_zero(weight, self.op("mul", weight, apart))))
+        m, q, *more = map(self.gather, parts)
         self.exprs.append(Expr(Reduce("max", self.places), (m,), (first.output,)))
-        away = self.op("exp", self.op("sub", m, self.over_ranks(first.output)))
-        self.exprs.append(Expr(Reduce("sum", self.places), (self.op("mul", q, away),), (second.output,)))
+        away = self.op("sub", m, self.over_ranks(first.output))
+        share = self.op("exp", away)
+        self.exprs.append(Expr(Reduce("sum", self.places), (self.op("mul", q, share),), (second.output,)))
+        if third is not None:
+            moved = self.op("mul", self.op("add", more[0], self.op("mul", q, away)), share)
+            self.exprs.append(Expr(Reduce("sum", self.places), (self.unless_zero(share, moved),), (third.output,)))
+
+    def unless_zero(self, weight: BoundTensor, product: BoundTensor) -> BoundTensor:
+        """``product``, which has the factor ``weight``: 0 where that is, however far away."""
+        zero = self.number(0.0)
+        return self.op("where", self.op("eq", weight, zero), zero, product)
 
     def moments(self) -> None:
         first, second, x = self.statistic.first, self.statistic.second, self.statistic.x

@@ -217,6 +217,7 @@ def on(space: Space, device: Device) -> Features:
         inside=space.inside,
         grouped=space.grouped,
         sides=space.sides,
+        block=space.block,
         device=device,
     )
 
@@ -229,9 +230,13 @@ def features_or_refusal(segment: Segment, device: Device) -> Features | str:
 
 
 def reduction_or_refusal(segment: Segment, device: Device) -> Features | str:
-    """The same; a segment that reduces nothing has none either."""
+    """The same; a segment that reduces nothing, or blocks of rows, which no loop has, has none either."""
     space = features_or_refusal(segment, device)
-    return space if isinstance(space, str) or space.r else "it has no reduction"
+    if isinstance(space, str):
+        return space
+    if not space.r:
+        return "it has no reduction"
+    return f"blocks of {space.block_size} elements are of rows that are held" if space.block else space
 
 
 def features(segment: Segment, device: Device) -> Features:

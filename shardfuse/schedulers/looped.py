@@ -7,6 +7,7 @@ A maximum and the sum of the exponentials below it, or a mean and the squares ar
 from __future__ import annotations
 
 from ..device import Device
+from ..segments.online_reductions import counts_lanes
 from ..segments.segment import Segment
 from .features import Features, features, reduction_or_refusal
 from .lagged_group import lagged_group
@@ -51,7 +52,7 @@ def aligned(space: Features, schedule: Schedule) -> Schedule | None:
         return None
     if len(walked) != 1 or space.inside != len(space.r) or any(map(space.has_r, space.segment.outputs)):
         return None
-    if again.segment.has_indices or again.is_variance or any(len(e.outputs) > 2 for e in again.segment.exprs):
+    if again.segment.has_indices or any(map(counts_lanes, again.segment.exprs)):
         return None  # the lanes of a turn are counted, or are told apart by their indices
     if not space.may_align_down(rows=1) or space.reduced < 2 * schedule.reduced:
         return None

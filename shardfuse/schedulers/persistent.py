@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ..device import MAX_THREADS, Device
 from ..segments.segment import Segment
-from .features import Features, features, reduction_or_refusal
+from .features import Features, features, features_or_refusal, reduction_or_refusal
 from .lagged_group import lagged_group
 from .limits import MAX_WARPS, TWO_IN_A_WORD, WARP, WIDEST_LOAD, WIDEST_WARPS, power_of_two, power_of_two_within, vector
 from .plan import KernelPlan, kernel_name
@@ -20,6 +20,9 @@ from .schedule import Access, Launch, Registers, Schedule, Tile
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
+    space = features_or_refusal(segment, device)
+    if not isinstance(space, str) and space.block:
+        return None if packed_row(space) else too_long(space)
     space = reduction_or_refusal(segment, device)
     if isinstance(space, str):
         return space
@@ -54,7 +57,8 @@ def propose(segment: Segment, device: Device) -> Schedule:
 
 def ways(segment: Segment, device: Device) -> Iterator[Schedule]:
     """Of each form that holds the segment the schedule that is best, in the order of preference."""
-    return filter(None, _forms(features(segment, device).in_columns))
+    space = features(segment, device).in_columns
+    return (s if s.reduced >= space.block_size else s.sized(reduced=space.block_size) for s in _forms(space) if s)
 
 
 def _forms(space: Features) -> Iterator[Schedule | None]:
@@ -62,7 +66,7 @@ def _forms(space: Features) -> Iterator[Schedule | None]:
         yield columns_held_by_group(space)
         return
     yield packed_row(space)
-    yield paired_group(space.joined)
+    yield None if space.block else paired_group(space.joined)
     if too_long(space) is not None:
         yield lagged_group(space.joined, are_few_held=space.are_few_held)
         yield held_by_group(space)
@@ -175,7 +179,7 @@ def packed_row(space: Features) -> Schedule | None:
         return None
     if space.run != n and space.kept <= device.multiprocessors:
         return None  # one program a multiprocessor, which holds it wide
-    width, aligned = vector(walked[0].dtype, n, device), space.may_align_down()
+    width, aligned = vector(walked[0].dtype, n, device), space.may_align_down() and not space.block
     if aligned:
         width = device.access_bytes // walked[0].dtype.itemsize
         n += width - 1

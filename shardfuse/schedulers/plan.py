@@ -75,6 +75,9 @@ class KernelPlan:
         refuse(
             isinstance(order, Sides) != bool(self.space.sides[0]), f"{self.name} has two sides, or has no other side"
         )
+        blocks = self.schedule.is_held and self.schedule.group is None and self.schedule.split is None
+        refuse(bool(self.space.block) and not blocks, f"{self.name} has blocks of rows, which one program holds")
+        refuse(self.schedule.reduced < self.space.block_size, f"{self.name} cuts its rows within blocks")
         taken = launch.warps * WARP * (launch.registers or REGISTERS_OF_A_THREAD[0])
         refuse(taken > self.device.registers, f"{taken} registers of a program, {self.device.registers} there are")
 

@@ -129,6 +129,8 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     space = features_or_refusal(segment, device)
     if isinstance(space, str):
         return space
+    if space.block:
+        return "blocks of its rows are reduced too"
     uneven = _uneven(segment, exchange)
     if any(not _is_row_uneven(t, exchange, space) for t in uneven):
         return f"{uneven[0]} is cut unevenly, and not along its rows alone"

@@ -7,7 +7,7 @@ before::
 
 after (Milakov & Gimelshein 2018; a variance goes alike, by Chan, Golub & LeVeque 1979)::
 
-    T1, T4 = online_softmax(T0)                                     with sum(T2), where that is wanted, as a third
+    T1, T4 = online_softmax(T0)                 with sum(T2) or sum(T2 * T3), where that is wanted, as a third
     T2 = sub(T0, T1); T7_x, T7_hit = pick(T2, T8); T7 = where(T7_hit, T7_x, 0.0)
 
 It is for what does not stand in the registers of one program: a loop reads its input once less, and the programs of a
@@ -17,16 +17,17 @@ team exchange their parts at once.  A rank's part of a softmax over a sharded ax
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 from typing import cast
 
-from ..analysis.paired_reductions import SUB, first_of, guarded_first_of, made_by
+from ..analysis.paired_reductions import SUB, first_of, guarded_first_of, made_by, sums_weighted
 from ..analysis.sharding import reduced_axes
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Iota, Pick, Pointwise, Reduce, Statistic, is_reduction
+from ..ir.op import Iota, Pick, Pointwise, Reduce, Statistic, is_reduction, is_statistic
 from ..ir.scalar import Scalar
 from .segment import Segment, leading_to
 from .space import Space, analyse, analysed
@@ -70,6 +71,12 @@ def takes_one_walk(segment: Segment) -> bool:
     return len(walks(space)) <= 1
 
 
+def counts_lanes(expr: Expr) -> bool:
+    """Does a loop over the elements of the statistic ``expr`` carry how many each lane has?"""
+    is_of_distances = is_statistic(expr.op, "online_softmax") and len(expr.outputs) == 3 and not expr.op.is_weighted
+    return is_of_distances or is_statistic(expr.op, "welford")
+
+
 @dataclass
 class _Rewrite:
     segment: Segment
@@ -87,9 +94,11 @@ class _Rewrite:
             guarded = guarded_first_of(second, self.maker) if first is None else None
             found = first or guarded
             if found is not None and found not in self.statistics and self.is_one_walk(found, second):
-                total = second.output if guarded is None else _renamed(second.output, "unguarded")
-                instead |= {second: [] if guarded is None else _guarded(found.output, total, second)}
-                instead |= {e: [] for e in self.joined(found, total)}
+                sums = [second, *self.third(found, second)]
+                totals = [e.output if guarded is None else _renamed(e.output, "unguarded") for e in sums]
+                self.join(found, totals, is_weighted=len(sums) > 1 and sums_weighted(sums[1], second, self.maker))
+                for e, total in zip(sums, totals, strict=True):
+                    instead[e] = [] if guarded is None else _guarded(found.output, total, e)
         exprs: list[Expr] = []
         for expr in self.segment.exprs:
             if expr in self.statistics:
@@ -100,14 +109,15 @@ class _Rewrite:
                 exprs += self.picked(expr) or [expr]
         return exprs
 
-    def joined(self, first: Expr, second: BoundTensor) -> list[Expr]:
-        """Notes the statistic of ``first`` and of the sum ``second``; gives a third reduction that is part of it."""
+    def join(self, first: Expr, sums: Sequence[BoundTensor], *, is_weighted: bool) -> None:
+        """Note the statistic of ``first`` and of the ``sums``; of a third, whether it ``is_weighted``."""
         assert isinstance(first.op, Reduce), "a statistic is of reductions"
-        is_softmax = first.op.kind == "max"
-        more = [e for e in self.segment.exprs if is_softmax and self.is_distance(e, first)][:1]
-        op = Statistic("online_softmax" if is_softmax else "welford", first.op.axes)
-        self.statistics[first] = Expr(op, first.inputs, (first.output, second, *(e.output for e in more)))
-        return more
+        op = Statistic("online_softmax" if first.op.kind == "max" else "welford", first.op.axes, is_weighted)
+        self.statistics[first] = Expr(op, first.inputs, (first.output, *sums))
+
+    def third(self, first: Expr, second: Expr) -> list[Expr]:
+        """Up to one sum more that is part of their statistic."""
+        return [e for e in self.segment.exprs if self.is_distance(e, first) or sums_weighted(e, second, self.maker)][:1]
 
     def is_distance(self, expr: Expr, top: Expr) -> bool:
         """Does ``expr`` sum the distances to the maximum ``top``?"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 
 from ..analysis.paired_reductions import SUB, first_of, made_by
@@ -13,7 +14,7 @@ from ..ir.op import Broadcast, Cast, Expand, Pointwise, Set, View, is_reduction,
 from ..ir.scalar import Scalar
 from ..segments.segment import Segment
 
-_KEEP = tuple(map(Pointwise, ("mul", "div", "neg", "abs", "where")))
+_KEEP = tuple(map(Pointwise, ("mul", "div", "neg", "abs", "where", "maximum", "minimum")))
 """Ops that leave a relative error of an operand what it is, as copies do."""
 _ADD, _DIV, _ERF, _NEG = map(Pointwise, ("add", "div", "erf", "neg"))
 
@@ -21,14 +22,16 @@ _ADD, _DIV, _ERF, _NEG = map(Pointwise, ("add", "div", "erf", "neg"))
 def may_be_rough(segment: Segment, expr: Expr) -> bool:
     """Is it invisible in the results whether ``expr`` is right to 1e-7 or to 1e-6?
 
-    A quotient is a product with the reciprocal then, which must not overflow: of a sum of exponentials, 1 and more.
+    A quotient is a product with the reciprocal then, which must be a normal number: of a sum of exponentials, 1 and
+    more, or of a scale, which is no less than a number that is written down.
     An error function is right to 1e-7 then, but not to 1e-7 of itself: no more than that is left of it beside 1.
     """
     if any("ranks" in root_of(d).invariant for axis in expr.output.domain.logical for d in axis):
         return False  # what is made of it may be in another kernel where there are other ranks
     if expr.op == _ERF:
         return _is_only_added_to_one(segment, expr.output)
-    return expr.output in ends_narrow(segment) and (expr.op != _DIV or _divides_by_exponentials(segment, expr))
+    is_fit = expr.op != _DIV or _divides_by_exponentials(segment, expr) or _divides_by_scale(segment, expr)
+    return is_fit and expr.output in ends_narrow(segment)
 
 
 def _is_only_added_to_one(segment: Segment, tensor: BoundTensor) -> bool:
@@ -61,6 +64,64 @@ def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
         return divisor.dtype is DataType.Float
     first = first_of(made, maker)
     return first is not None and is_reduction(first.op, "max")
+
+
+def _divides_by_scale(segment: Segment, expr: Expr) -> bool:
+    """Is the divisor ``maximum(x, a) / b``, whose reciprocal is neither infinite nor a denormal?
+
+    128 elements that are quantised are multiplied so by one number, where a division of each takes two products more.
+    """
+    maker = {t: e for e in segment.exprs for t in e.outputs}
+    quotient = _behind_views(expr.inputs[1], maker)
+    if quotient is None or quotient.op != _DIV or quotient.output.dtype is not DataType.Float:
+        return False
+    largest = _behind_views(quotient.inputs[0], maker)
+    if largest is None or largest.op != _CHOICES[0]:
+        return False
+    a, b = _positive(largest.inputs[1]), _positive(quotient.inputs[1])
+    return 4 <= b < math.inf and 2.0**-125 <= a / b < 2.0**125
+
+
+def _behind_views(value: BoundTensor | Scalar, maker: Mapping[BoundTensor, Expr]) -> Expr | None:
+    made = maker.get(value) if isinstance(value, BoundTensor) else None
+    while made is not None and isinstance(made.op, View | Set):
+        made = maker.get(made.tensors[0])
+    return made
+
+
+def _positive(value: BoundTensor | Scalar) -> float:
+    """The number that is written down; 0 where it is none above 0."""
+    found = value.value if isinstance(value, Scalar) and value.is_literal else None
+    return max(float(found), 0.0) if isinstance(found, int | float) else 0.0
+
+
+@lru_cache(maxsize=64)
+def saturated(segment: Segment) -> frozenset[BoundTensor]:
+    """Tensors of float8_e4m3fn whose source is cut off at their largest number, and what cuts it off.
+
+    A GPU's conversion does that by itself: NaN stays NaN, and all else is no more than the largest.
+    """
+    maker = {t: e for e in segment.exprs for t in e.outputs}
+    found: set[BoundTensor] = set()
+    for cast in segment.exprs:
+        if not isinstance(cast.op, Cast) or cast.output.dtype is not DataType.Float8_e4m3fn:
+            continue
+        chain = [t for t in (cast.tensors[0],) if t.dtype is DataType.Float]
+        for _ in range(2):
+            cut = maker.get(chain[-1]) if chain else None
+            if cut is None or cut.op not in _CHOICES[:2] or not isinstance(cut.inputs[0], BoundTensor):
+                break
+            chain.append(cut.inputs[0])
+        cuts = [maker[t] for t in chain[:-1]]
+        limits = {e.op.name: e.inputs[1].value for e in cuts if isinstance(e.inputs[1], Scalar)}
+        is_whole = limits == {"maximum": -448.0, "minimum": 448.0}
+        if is_whole and all(_is_read_once(segment, t) for t in chain[:-1]):
+            found.update((cast.output, *chain[:-1]))
+    return frozenset(found)
+
+
+def _is_read_once(segment: Segment, tensor: BoundTensor) -> bool:
+    return tensor not in segment.outputs and len([e for e in segment.exprs if tensor in e.tensors]) == 1
 
 
 def is_rounded_apart(segment: Segment, expr: Expr) -> bool:

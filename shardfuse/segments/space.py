@@ -20,6 +20,7 @@ from ..ir.op import Cast, Factory, OfRank, Pick, Pointwise, Random, Reduce, Set,
 from ..ir.scalar import Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
+from .row_blocks import of_blocks, split_reduced, why_no_blocks
 from .segment import Segment
 
 _OWN = (Statistic, Pick)
@@ -40,6 +41,7 @@ class Space:
     whose tensors are contiguous along the one or the other (``transpose``).
     ``inside``: how many of r's atoms lie inside of all of x.  ``grouped``: where those are walked as the innermost of
     x, columns side by side, how many of them are one kept element; else 0.
+    ``block``: the innermost of r, where some reductions are of each block of a row; () where all are of the whole row.
     """
 
     segment: Segment
@@ -53,6 +55,7 @@ class Space:
     inside: int = 0
     grouped: int = 0
     sides: tuple[Axis, Axis] = ((), ())
+    block: Axis = ()
 
     @property
     def kept(self) -> int:
@@ -84,8 +87,17 @@ class Space:
         """1 + the longest chain of reductions."""
         return 1 + max(self.phase.values(), default=0)
 
+    @property
+    def block_size(self) -> int:
+        """Elements of a block of a row; 1 where there are none."""
+        return prod(a.extent for a in self.block)
+
     def has_r(self, tensor: BoundTensor) -> bool:
         return not self.atoms[tensor].isdisjoint(self.r)
+
+    def is_of_blocks(self, tensor: BoundTensor) -> bool:
+        """Has it one element for each block of a row?"""
+        return of_blocks(tensor, self.atoms, self.r, self.block)
 
     def has_x(self, tensor: BoundTensor) -> bool:
         return not self.atoms[tensor].isdisjoint(self.x)
@@ -150,21 +162,22 @@ def analyse(segment: Segment) -> Space | str:
     if isinstance(cut, str):
         return cut
     pieces, atoms = cut
-    phase: dict[BoundTensor, int] = dict.fromkeys(segment.inputs, 0)
-    reduced: frozenset[Digit] | None = None
+    taken: dict[frozenset[Digit], Expr] = {}
     for expr in segment.exprs:
         gone = lost(expr, atoms)
         if gone and not isinstance(expr.op, Reduce | Statistic | Pick):
             return f"{expr.output} = {expr.op.name} lacks {listed(gone)}"
         if gone:
-            if reduced is not None and gone != reduced:
-                return f"{expr.output} reduces {listed(gone)}, others {listed(reduced)}"
-            reduced = gone
-        phase |= dict.fromkeys(
-            expr.outputs,
-            max((phase[t] for t in expr.tensors), default=0) + (bool(gone) and not isinstance(expr.op, Pick)),
-        )
-    return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
+            taken.setdefault(gone, expr)
+    found = split_reduced(taken)
+    if isinstance(found, str):
+        return found
+    reduced, block = found
+    phase: dict[BoundTensor, int] = dict.fromkeys(segment.inputs, 0)
+    for expr in segment.exprs:
+        is_end = not isinstance(expr.op, Pick) and bool(reduced) and lost(expr, atoms) == reduced
+        phase |= dict.fromkeys(expr.outputs, max((phase[t] for t in expr.tensors), default=0) + is_end)
+    return _ordered(segment, atoms, pieces, phase, reduced, block)
 
 
 def run_below(tensor: BoundTensor, axis: Axis, space: Space) -> int:
@@ -273,6 +286,7 @@ def _ordered(
     pieces: Mapping[Digit, Axis],
     phase: Mapping[BoundTensor, int],
     reduced: frozenset[Digit],
+    block: frozenset[Digit],
 ) -> Space | str:
     every = frozenset[Digit]().union(*atoms.values())
     kept = every - reduced
@@ -280,7 +294,7 @@ def _ordered(
         missing = kept - atoms[out]
         if missing:
             return f"{out} lacks {listed(missing)}"
-        if atoms[out] & reduced and not reduced <= atoms[out]:
+        if atoms[out] & reduced and not (reduced <= atoms[out] or (block and atoms[out] & reduced == reduced - block)):
             return f"{out} lacks {listed(reduced - atoms[out])}"
     if reduced and all(own != every for own in atoms.values()):
         return f"no tensor has all of {listed(every)}: what is reduced would be reduced anew for each"
@@ -295,7 +309,10 @@ def _ordered(
     if anew and not (is_inner and prod(a.extent for a in r) >= _LONG_ROW):
         return f"what it reduces lacks {listed(anew)}, and would be reduced anew for each"
     inside = next((k for k, a in enumerate(reversed(order)) if a in kept), 0)
-    return Space(segment, x, r, atoms, pieces, phase, is_inner, inside=inside)
+    refusal = why_no_blocks(segment, r, inside if x else len(r), block, atoms)
+    if refusal is not None:
+        return refusal
+    return Space(segment, x, r, atoms, pieces, phase, is_inner, inside=inside, block=r[len(r) - len(block) :])
 
 
 def _reduced_anew(

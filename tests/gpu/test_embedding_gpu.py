@@ -1,6 +1,9 @@
-"""The gradient of an embedding on a GPU: float32 sums of 16-bit gradients, the same bits in every run."""
+"""An embedding on a GPU: rows cast as they are read, float32 sums of 16-bit gradients, the same bits in every run."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -29,3 +32,33 @@ def test_rows_and_gradient(rows: int, width: int, shape: tuple[int, ...], dtype:
     assert made[0].dtype is torch.float32
     assert_near(made[0], expected, n=2, rows=None, terms=terms)
     assert all(torch.equal(m, made[0]) for m in made)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_rows_without_a_gradient(kind: torch.dtype) -> None:
+    """In one kernel, of a table that is part of a wider one as well."""
+    table = torch.randn(50, 1003, device="cuda")
+    indices = torch.randint(50, (3, 7, 5), device="cuda", dtype=kind).transpose(0, 2)
+    for weight in (table, table[:, 2:1000], table[:, :1], table.t()):
+        here = indices % weight.shape[0]
+        found = embedding(here, weight, torch.bfloat16)
+        assert torch.equal(found, weight[here].bfloat16())
+        assert found.is_contiguous()
+
+
+_REFUSED = """
+import torch
+from shardfuse.nn.functional import embedding
+embedding(torch.tensor([0, {wrong}, 3], device="cuda"), torch.randn(5, 8, device="cuda"), torch.bfloat16)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_what_is_no_row_is_refused(wrong: int) -> None:
+    """As torch does it: by a failed assertion, after which the process can no more use the GPU."""
+    made = subprocess.run(
+        [sys.executable, "-c", _REFUSED.format(wrong=wrong)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert made.returncode != 0
+    assert "device-side assert" in made.stderr

@@ -67,6 +67,26 @@ def test_one_kernel_forward() -> None:
         assert len(kernels(lambda: batch(image))) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_gradients_of_a_linear_layers_loss(dtype: torch.dtype) -> None:
+    """Of chunks of 384, 384 and 232 rows, as near to float64 as one chunk's, and a rounding; 3 products a chunk."""
+    x, weight = (torch.randn(n, 256, device="cuda", dtype=dtype, requires_grad=True) for n in (1000, 5000))
+    bias = torch.randn(5000, device="cuda", dtype=dtype, requires_grad=True)
+    target = torch.randint(5000, (1000,), device="cuda")
+    target[::7] = -100
+
+    def gradients(rows: int | None, *leaves: torch.Tensor) -> list[torch.Tensor]:
+        return list(
+            torch.autograd.grad(1000 * LinearCrossEntropyLoss(chunk_rows=rows)(*leaves[:2], target, leaves[2]), leaves)
+        )
+
+    wide = gradients(1000, *(t.detach().double().requires_grad_() for t in (x, weight, bias)))
+    for got, one, exact in zip(gradients(384, x, weight, bias), gradients(1000, x, weight, bias), wide, strict=True):
+        assert got.dtype == dtype
+        error, allowed = (got - exact).abs().amax(), (one - exact).abs().amax()
+        assert error <= 2 * allowed + torch.finfo(dtype).eps * exact.abs().amax()
+
+
 def test_logits_are_never_whole() -> None:
     """8192 rows of 32000 classes would be 512 MB in bfloat16: a step takes less than a quarter of that."""
     x = torch.randn(8192, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from test_nn_quantized import FUNCTIONS, check, drawn
@@ -23,14 +25,15 @@ def test_values_and_scales(name: str, scales: str) -> None:
         check(made, other(*[t.double() for t in tensors]), torch.float8_e4m3fn, scales)
 
 
-def test_one_kernel() -> None:
-    """Residual, norm, scale and cast."""
+@pytest.mark.parametrize("scales", ["row", "block"])
+def test_one_kernel(scales: Literal["row", "block"]) -> None:
+    """Residual, norm, scales where matmuls read them, and cast."""
     x, r = (torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     weight = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
-    quantized.add_rms_norm(x, r, (4096,), weight)
+    quantized.add_rms_norm(x, r, (4096,), weight, scales=scales)
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as seen:
-        quantized.add_rms_norm(x, r, (4096,), weight)
+        quantized.add_rms_norm(x, r, (4096,), weight, scales=scales)
         torch.cuda.synchronize()
     assert len([e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]) == 1
 

@@ -264,6 +264,52 @@ def test_odd_rows_that_begin_no_word(tmp_path: Path, rows: int, strides: tuple[i
     close(loss, torch.nn.functional.cross_entropy(data.double() * 0.5, target[:, 0], reduction="none")[:, None])
 
 
+def entropy(rows: int, classes: int, logits: DataType = FLOAT) -> Segment:
+    """Of each row's softmax; a logit of -inf adds nothing to it."""
+    b = Builder()
+    x = b.cast(b.input(logits, b.axis(rows), b.axis(classes)), FLOAT)
+    apart = b.op("sub", x, b.reduce("max", x, [1]))
+    powers = b.op("exp", apart)
+    total = b.reduce("sum", powers, [1])
+    weighted = b.op("where", b.op("eq", powers, 0.0), 0.0, b.op("mul", powers, apart))
+    return b.segment(b.op("sub", b.op("log", total), b.op("div", b.reduce("sum", weighted, [1]), total)))
+
+
+def entropy_of(x: torch.Tensor) -> torch.Tensor:
+    logs = torch.log_softmax(x.double(), 1)
+    return torch.where(logs == -INF, 0.0, -logs.exp() * logs).sum(1, keepdim=True) + 0.0
+
+
+@pytest.mark.parametrize("schedule", [ROW, ROWS, by(ROW, 4), by(HELD, 2)])
+@pytest.mark.parametrize("classes", [96, 83])
+def test_entropy(tmp_path: Path, schedule: Schedule, classes: int) -> None:
+    """The walk that takes the maximum and the sum takes what an entropy needs too, wherever the largest comes."""
+    segment = entropy(16, classes)
+    data = torch.cat([special_rows(classes), values(4, classes) * 4])
+    data[12] = torch.linspace(-40, 40, classes)
+    data[13] = torch.linspace(40, -40, classes)
+    inputs = {segment.inputs[0]: data}
+    if schedule.members:
+        team = Team(segment, inputs, tmp_path, schedule, 16)
+        assert team.source.text.count("epoch += 1") == 1
+        (found,) = team.settle(1)
+    else:
+        (found,) = run(segment, inputs, tmp_path, scheduler=looped, schedule=schedule)
+    wanted = entropy_of(data)
+    assert wanted.isnan().flatten().tolist() == [k in (0, 1, 2, 7, 8) for k in range(16)]
+    close(found, wanted)
+
+
+def test_entropy_of_rows_of_odd_length(tmp_path: Path) -> None:
+    segment = entropy(9, 9001, DataType.BFloat16)
+    schedule = looped.propose(segment, H200)
+    assert schedule.is_aligned_down
+    data = values(9, 9001, dtype=DataType.BFloat16)
+    data[2, :9000], data[5, -1], data[7, 1:] = -INF, NAN, -INF
+    (found,) = run(segment, {segment.inputs[0]: data}, tmp_path, scheduler=looped, schedule=schedule)
+    close(found, entropy_of(data))
+
+
 def part_of_softmax(shape: list[int], dtype: DataType) -> tuple[Segment, BoundTensor]:
     """What a rank has of a softmax over a sharded axis: of a row of nothing but -inf the sum is 0."""
     b = Builder()
@@ -301,6 +347,7 @@ def test_walks() -> None:
     assert loops(moments([4096, 256], [0], DataType.BFloat16)[0]) == 2
     assert loops(cross_entropy(4096, 32000, DataType.Int, kept=False)) == 1
     assert loops(cross_entropy(4096, 32000, DataType.Int, kept=False, smoothing=0.1)) == 1
+    assert loops(entropy(4096, 32000)) == 1
     assert loops(cross_entropy(4096, 128256, DataType.Int, kept=True)) == 2
     assert loops(part_of_softmax([4096, 128256], DataType.BFloat16)[0]) == 1
     (source,) = kernels_of(moments([64, 65536], [1], DataType.BFloat16)[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from activation_sweep import SWEEPS, check_sweep
 from functional_cases import CASES, check
 
 from benchmarks.roundings import assert_near
@@ -16,6 +17,14 @@ def test_kernels_of_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDFUSE_STRICT", "1")  # a kernel that fails is an error, not a call of torch
     for dtype in (torch.float32, torch.bfloat16):
         check(CASES[name], dtype)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # exp of large numbers is infinite
+@pytest.mark.parametrize("name", SWEEPS)
+def test_activations_at_every_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDFUSE_STRICT", "1")
+    for dtype in (torch.float32, torch.bfloat16):
+        check_sweep(name, dtype, 64)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -1,0 +1,41 @@
+"""Blocks of a row in a tile that holds it: one number for each block, of reductions, loads and stores.
+
+    T14 = tl.reduce(tl.reshape(T13, [16, 128]), 1, maximum)                     one for each block of the tile
+    T17_spread = tl.reshape(tl.broadcast_to(T17[:, None], [16, 128]), [2048])   one for each element again
+
+The elements of a block are neighbours, so that both are in the registers that they were in: what is left is a
+reduction across a few threads of a warp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from .tile import Chunk, Tile
+
+
+def blocks_of(tile: Tile, chunk: Chunk) -> list[int]:
+    """The shape of ``chunk``'s tile with its blocks along an axis of their own."""
+    size = tile.space.block_size
+    rows = [tile.x_block] if tile.x_lanes else []
+    return [*rows, (chunk.block or tile.schedule.reduced) // size, size]
+
+
+def in_blocks(tile: Tile, chunk: Chunk, text: str) -> str:
+    """``text``, which has all lanes, with its blocks along an axis of their own."""
+    return f"tl.reshape({text}, {blocks_of(tile, chunk)})"
+
+
+def spread(tile: Tile, chunk: Chunk, text: str) -> str:
+    """``text``, one for each block, as one for each element."""
+    head = "[:, :, None]" if tile.x_lanes else "[:, None]"
+    return f"tl.reshape(tl.broadcast_to({text}{head}, {blocks_of(tile, chunk)}), {tile.shape_of(chunk)})"
+
+
+def first_of_blocks(tile: Tile, chunk: Chunk, named: Callable[[str], str]) -> Chunk:
+    """The lanes of ``chunk`` that are the first of their blocks.  ``named``: gives a text a name."""
+    *_, count, size = blocks_of(tile, chunk)
+    lane = named(f"{tile.lanes(count, reduced=True)} * {size}")
+    mask = named(f"{lane} < {chunk.valid}") if chunk.is_masked else chunk.mask
+    return replace(chunk, lane=lane, mask=mask)

@@ -1,0 +1,110 @@
+"""What modules and functions refuse, each under its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from ..arguments import expected_of
+from ..errors import ArgumentError, ModuleArgumentError, ModuleInputError
+from ..ir import DataType
+
+Parameters = dict[str, torch.Tensor | None]
+SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""What modules compute with."""
+
+
+class Checks:
+    """Raise errors that name an argument of a module, or of a function."""
+
+    @property
+    def checked_name(self) -> str:
+        """Of what the caller has called."""
+        raise NotImplementedError
+
+    def check_argument(self, argument: str, value: object, is_right: bool, expected: str) -> None:
+        """Raise ModuleArgumentError unless ``is_right``, which the value of an argument that makes the module is."""
+        if not is_right:
+            raise ModuleArgumentError(self.checked_name, argument, value, expected)
+
+    def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
+        """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""
+        if tensor.dtype not in SUPPORTED:
+            expected = f"one of {', '.join(map(str, SUPPORTED))}"
+            raise ModuleInputError(self.checked_name, argument, f"dtype {tensor.dtype}", expected, "cast it")
+        return DataType.from_torch(tensor.dtype)
+
+    def check_plain(self, **tensors: torch.Tensor | None) -> None:
+        """As ``check_dtype``, of tensors that are not handed to a fusion, and may be none."""
+        for argument, tensor in tensors.items():
+            if tensor is not None and getattr(tensor, "dtype", None) not in SUPPORTED:
+                self.check_type(argument, tensor)  # NumPy's arrays have a dtype too
+                self.check_dtype(argument, tensor)
+
+    def check_type(self, argument: str, tensor: object) -> None:
+        """Raise ModuleInputError for what is no tensor.
+
+        Not from the AttributeError of its use: Dynamo of torch 2.11 does not trace ``raise ... from None``.
+        """
+        if not isinstance(tensor, torch.Tensor):
+            raise ModuleInputError.of_type(self.checked_name, argument, tensor, "a torch.Tensor")
+
+    def check_size(self, argument: str, tensor: torch.Tensor, dim: int, expected: int) -> None:
+        """Raise ModuleInputError unless ``tensor`` has ``expected`` elements along ``dim``."""
+        if tensor.ndim == 0 or tensor.shape[dim] != expected:
+            found, wanted = f"shape {tuple(tensor.shape)}", f"{expected} along dim {dim}"
+            advice = "pass this rank's local tensor, or make the module for this size"
+            raise ModuleInputError(self.checked_name, argument, found, wanted, advice)
+
+    def check_same(self, argument: str, tensor: torch.Tensor, other_name: str, other: Sequence[int]) -> None:
+        """Raise ModuleInputError unless ``tensor`` has the shape of the other."""
+        if tensor.shape != torch.Size(other):
+            found, wanted = f"shape {tuple(tensor.shape)}", f"{tuple(other)}, the shape of {other_name}"
+            raise ModuleInputError(self.checked_name, argument, found, wanted, "pass local tensors of one placement")
+
+
+class Function(Checks):
+    """The checks of modules, under the name of a function."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def checked_name(self) -> str:
+        return self.name
+
+    def check_numbers(self, kind: type[int | float], **numbers: object) -> None:
+        """Raise ModuleArgumentError for what is no integer (``kind`` is int), or no number (float)."""
+        for argument, number in numbers.items():
+            if isinstance(number, bool) or not isinstance(number, (int, kind)):
+                raise ModuleArgumentError(self.name, argument, number, expected_of(kind))
+
+    def shape_of(self, argument: str, tensor: torch.Tensor) -> torch.Size:
+        """Raise ModuleInputError for what is no tensor."""
+        shape = getattr(tensor, "shape", None)
+        if shape is None:
+            self.check_type(argument, tensor)
+        return cast("torch.Size", shape)
+
+    def sizes(self, argument: str, given: Sequence[int]) -> tuple[int, ...]:
+        """A shape that a caller has said.  Raises ArgumentError."""
+        try:
+            sizes = tuple(given)
+        except TypeError:
+            sizes = None
+        if sizes is None:
+            raise ArgumentError(self.name, argument, given, "a list of sizes")
+        return sizes
+
+    def refuse(self, argument: str, found: str, expected: str) -> ModuleInputError:
+        return ModuleInputError(self.name, argument, found, expected, "pass one that fits")
+
+    def shaped(self, parameters: Parameters, shape: Sequence[int]) -> None:
+        """Raise ModuleInputError for a parameter of another shape."""
+        for name, tensor in parameters.items():
+            found = getattr(tensor, "shape", None)
+            if tensor is not None and (found is None or tuple(found) != tuple(shape)):
+                self.check_type(name, tensor)
+                raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")

@@ -1,0 +1,49 @@
+"""Mean and variance that a BatchNorm keeps, and how those of a batch move them."""
+
+from __future__ import annotations
+
+import torch
+
+from .tensor_kinds import are_torchs
+
+Statistics = tuple[torch.Tensor, ...]
+"""Mean and unbiased variance of each channel."""
+
+
+@torch.no_grad()
+def move_towards(
+    running: Statistics, batch: Statistics, momentum: float | None, count: torch.Tensor | None = None
+) -> None:
+    """Move the ``running`` statistics towards those of a ``batch``, in place, and count it.
+
+    A batch that was empty has none, and is counted nevertheless.  Without a momentum they are the average of all
+    batches, and stay where nothing counts those.
+    """
+    if momentum is not None and _is_for_one_kernel(running, batch, count):
+        from .running_kernel import move  # which needs Triton
+
+        move(*running, *batch, momentum, count)
+        changed = running if count is None else (*running, count)
+        torch.autograd.graph.increment_version([t for t in changed if not t.is_inference()])
+        return
+    if count is not None:
+        count.add_(1)
+    for own, other in zip(running, batch, strict=False):
+        if momentum is not None:
+            own.lerp_(other.to(own.dtype), momentum)
+        elif count is not None:
+            own.lerp_(other.to(own.dtype), count.to(own.dtype).reciprocal())
+
+
+def _is_for_one_kernel(running: Statistics, batch: Statistics, count: torch.Tensor | None) -> bool:
+    """Are they plain tensors on one GPU, which may be written to?  Momentum is float32 in a kernel."""
+    if torch.compiler.is_compiling() or len(batch) != 2:
+        return False
+    changed = running if count is None else (*running, count)
+    everything = (*changed, *batch)
+    if not are_torchs(everything) or not running[0].is_cuda or len({t.device for t in everything}) > 1:
+        return False
+    are_known = all(t.dtype in (torch.float32, torch.bfloat16, torch.float16) for t in running)
+    are_known &= all(t.dtype is torch.float32 for t in batch) and (count is None or count.dtype is torch.int64)
+    are_ours = torch.is_inference_mode_enabled() or not any(t.is_inference() for t in changed)
+    return are_known and are_ours and all(t.is_contiguous() for t in everything)

@@ -1,0 +1,77 @@
+"""Blocks of a row: reductions over every few consecutive elements of a row that is reduced as a whole as well.
+
+    T4[row] = sum(T3[row, block, element])              the statistic of a norm
+    T14[row, block] = max(T13[row, block, element])     the scale of 128 elements that are quantised
+
+Whoever holds a row in registers has its blocks: a reduction of each is one of the tile ``[blocks, elements]``.  It ends
+no phase, as no element of another block has to be there before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from ..ir.digits import Axis, Digit
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Cast, Pointwise, Reduce, Set, View
+from .segment import Segment
+
+Atoms = Mapping[BoundTensor, frozenset[Digit]]
+_OF_BLOCKS = Pointwise | Cast | Set | View | Reduce
+"""Ops whose results may be one for each block."""
+
+
+def split_reduced(lost: Mapping[frozenset[Digit], Expr]) -> tuple[frozenset[Digit], frozenset[Digit]] | str:
+    """What is reduced, and what of it is in each block; or why there is no such pair.
+
+    ``lost``: every set of atoms that some reduction takes, with the first that does.
+    """
+    if len(lost) < 2:
+        return next(iter(lost), frozenset[Digit]()), frozenset()
+    (first, _), (second, other), *more = lost.items()
+    block, whole = (first, second) if first < second else (second, first)
+    if more or not block < whole or not isinstance(lost[block].op, Reduce):
+        return f"{other.output} reduces {_listed(second)}, others {_listed(first)}"
+    return whole, block
+
+
+def why_no_blocks(segment: Segment, r: Axis, inside: int, block: frozenset[Digit], atoms: Atoms) -> str | None:
+    """Why a tile of ``r`` has no whole blocks; ``None`` where it has, and where there are no blocks.
+
+    ``inside``: how many of r's atoms lie inside of all that is kept.
+    """
+    if not block:
+        return None
+    if inside != len(r) or frozenset(r[len(r) - len(block) :]) != block:
+        return f"{_listed(block)} are no neighbours in the rows that others reduce"
+    size = prod(a.extent for a in block)
+    if size & (size - 1):
+        return f"blocks of {size} elements are not cut out of a tile, whose sides are powers of two"
+    if any(_is_uneven(a, segment) for a in block):
+        return "some rank has shorter blocks"
+    others = frozenset(r) - block
+    for expr in segment.exprs:
+        found = next((t for t in expr.outputs if atoms[t] & others and atoms[t] & block != block), None)
+        if found is not None and (atoms[found] & block or not isinstance(expr.op, _OF_BLOCKS)):
+            return f"{found} = {expr.op.name} has a part of each block"
+    return None
+
+
+def _is_uneven(atom: Digit, segment: Segment) -> bool:
+    """May some rank have fewer of ``atom``?  Only what is outermost of what a rank has is cut unevenly."""
+    top = atom.weight * atom.extent
+    is_nested = isinstance(atom.base, Digit) and atom.is_top
+    return is_nested or any(
+        d.base == atom.base and d.weight == top for t in segment.tensors for d in t.domain.mesh_digits
+    )
+
+
+def of_blocks(tensor: BoundTensor, atoms: Atoms, r: Sequence[Digit], block: Sequence[Digit]) -> bool:
+    """Has ``tensor`` one element for each block?"""
+    own = atoms[tensor]
+    return bool(block) and own.isdisjoint(block) and not own.isdisjoint(r)
+
+
+def _listed(atoms: frozenset[Digit]) -> str:
+    return ", ".join(sorted(map(str, atoms)))
