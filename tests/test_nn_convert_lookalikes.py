@@ -16,7 +16,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.roundings import assert_near
 from shardfuse import nn as fused
-from shardfuse.nn import convert
+from shardfuse.nn import convert, gated_mlp
+from shardfuse.nn.trial import why_other
 
 F = nn.functional
 
@@ -210,3 +211,27 @@ def test_a_gated_mlp_whose_activation_has_another_name() -> None:
     unnamed = Llama4TextMLP(nn.SiLU())
     unnamed.gate = unnamed._modules.pop("activation_fn")
     assert "not a module called act_fn or activation_fn" in convert(unnamed).left[0].reason
+
+
+class ScaledMLP(Llama4TextMLP):
+    def __init__(self, scale: float) -> None:
+        super().__init__(nn.SiLU())
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+def test_gated_mlps_that_are_alike_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[nn.Module] = []
+
+    def counted(module: nn.Module, *given: object) -> str | None:
+        tried.append(module)
+        return why_other(module, *given)
+
+    monkeypatch.setattr(gated_mlp, "why_other", counted)
+    model = nn.Sequential(*(Llama4TextMLP(nn.SiLU()) for _ in range(3)), ScaledMLP(1.0), ScaledMLP(2.0))
+    done = convert(model)
+    assert [r.name for r in done.replaced] == ["0", "1", "2", "3"]
+    assert "another result" in done.left[0].reason
+    assert len(tried) == 3
