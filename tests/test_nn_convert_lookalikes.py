@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -209,7 +210,7 @@ def test_a_gated_mlp_whose_activation_has_another_name() -> None:
     torch.testing.assert_close(done.model(x), theirs(x))
     assert "its activation_fn is neither SiLU nor GELU" in convert(Llama4TextMLP(nn.ReLU())).left[0].reason
     unnamed = Llama4TextMLP(nn.SiLU())
-    unnamed.gate = unnamed._modules.pop("activation_fn")
+    unnamed.gate, unnamed.activation_fn = unnamed.activation_fn, None
     assert "not a module called act_fn or activation_fn" in convert(unnamed).left[0].reason
 
 
@@ -225,7 +226,7 @@ class ScaledMLP(Llama4TextMLP):
 def test_gated_mlps_that_are_alike_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[nn.Module] = []
 
-    def counted(module: nn.Module, *given: object) -> str | None:
+    def counted(module: nn.Module, *given: Any) -> str | None:
         tried.append(module)
         return why_other(module, *given)
 
