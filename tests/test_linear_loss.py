@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -124,6 +125,20 @@ def test_the_logits_are_multiplied_once(bias: bool) -> None:
         with torch.no_grad():
             assert products(loss) == forward
         assert not loss.args[0].grad.isnan().any()
+
+
+def test_one_chunks_logits_are_there_at_a_time() -> None:
+    x, weight, _ = (leaf(t) for t in drawn())
+    module, made = LinearCrossEntropyLoss(chunk_rows=CHUNK), list[weakref.ref[Tensor]]()
+
+    def look(part: torch.nn.Module, given: tuple[Tensor, ...], results: tuple[Tensor, Tensor]) -> None:
+        assert all(logits() is None for logits in made)
+        made.extend(weakref.ref(logits) for logits in (given[0], results[1]))
+
+    module.loss_and_gradient.register_forward_hook(look)
+    module(x, weight, targets())
+    assert len(made) == 2 * 3
+    assert all(logits() is None for logits in made)
 
 
 def test_what_is_kept_between_forward_and_backward() -> None:
@@ -264,14 +279,59 @@ def test_targets_that_are_no_classes_are_named(training: bool) -> None:
         LinearCrossEntropyLoss(chunk_rows=CHUNK)(x, weight, target)
 
 
-def test_compiled() -> None:
-    """In one graph, chunks and all."""
+def compiled(module: LinearCrossEntropyLoss, backend: str = "aot_eager", **options: bool) -> Callable[..., Tensor]:
     torch._dynamo.reset()
+    return torch.compile(module, fullgraph=True, backend=backend, **options)
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, None])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_compiled(chunk: int | None, reduction: str) -> None:
+    """In one graph, chunks and all: where gradients are made with the loss, by one op."""
     tensors, target = drawn(), targets()
-    for chunk in (CHUNK, None):
-        compiled = torch.compile(LinearCrossEntropyLoss(chunk_rows=chunk), fullgraph=True, backend="aot_eager")
-        for got, want in zip(gradients(compiled, tensors, target), gradients(torchs, tensors, target), strict=True):
+    call = compiled(LinearCrossEntropyLoss(chunk_rows=chunk, reduction=reduction))
+    for size in (ROWS, ROWS - 6, ROWS - 11):  # the second makes the size a symbol
+        given = (tensors[0][:size], *tensors[1:])
+        expected = gradients(partial(torchs, reduction=reduction), given, target[:size])
+        for got, want in zip(gradients(call, given, target[:size]), expected, strict=True):
             torch.testing.assert_close(got, want)
+    leaves = [leaf(t) for t in tensors]
+    once = 1 if chunk is None else -(-ROWS // CHUNK)
+    again = reduction == "none" and chunk is not None
+    assert products(lambda: call(*leaves[:2], target, leaves[2]).sum().backward()) == (4 if again else 3) * once
+    with torch.no_grad():
+        torch.testing.assert_close(
+            call(*tensors[:2], target, tensors[2]), torchs(*tensors[:2], target, tensors[2], reduction=reduction)
+        )
+
+
+def test_compiled_with_some_gradients_and_under_autocast() -> None:
+    x, weight, bias = drawn()
+    for wanted in ([x], [weight], [x, bias]):
+        leaves = {id(t): leaf(t) for t in wanted}
+        given = [leaves.get(id(t), t) for t in (x, weight, bias)]
+        for is_autocast in (False, True):
+            found = []
+            for call in (LinearCrossEntropyLoss(chunk_rows=CHUNK), compiled(LinearCrossEntropyLoss(chunk_rows=CHUNK))):
+                with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+                    loss = call(*given[:2], targets(), given[2])
+                found.append([loss.detach(), *torch.autograd.grad(loss, list(leaves.values()))])
+            for got, want in zip(*found, strict=True):
+                torch.testing.assert_close(got, want)
+
+
+def test_the_op_of_a_compiled_loss() -> None:
+    x, weight, bias = (leaf(t) for t in drawn())
+    op = torch.ops.shardfuse.linear_cross_entropy_v1.default
+    for is_mean in (False, True):
+        options = (LinearCrossEntropyLoss().loss_and_gradient.text, CHUNK, torch.float32, is_mean, [True] * 3)
+        # test_aot_dispatch_dynamic has gradients come to all results, of which only the first is differentiated.
+        utils = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(op, (x, weight, targets(), bias, *options), test_utils=utils)
+    loss = compiled(LinearCrossEntropyLoss(chunk_rows=CHUNK), "eager")(x, weight, targets())
+    (first,) = torch.autograd.grad(loss, [x], create_graph=True)
+    with pytest.raises(SecondDerivativeError):
+        torch.autograd.grad(first.square().sum(), [weight])
 
 
 def test_a_promise_after_the_first_call_is_asked_for() -> None:

@@ -59,6 +59,7 @@ def _quantized(name: str, rows: int, vectors: int, own: Function, other: Callabl
             makes={f"quantized.{name}": function(call)},
             forward=forward,
             has_backward=False,
+            any_format=scales == "block",  # matmuls take scales of blocks column by column
         )
     return made
 

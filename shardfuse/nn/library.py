@@ -39,7 +39,7 @@ _families: dict[str, type[FusedModule]] = {}
 def define(module: type[FusedModule]) -> None:
     """The two ops of a family of modules."""
     name, backward = f"{module.family}_v1", f"{module.family}_backward_v1"
-    _families[module.family] = module
+    name_family(module)
     drawn = (torch.Tag.nondeterministic_seeded,) if module.is_random else ()
     _library.define(
         f"{name}(Tensor[] tensors, str settings, SymInt[]? unsharded) -> Tensor[]",
@@ -61,6 +61,16 @@ def define(module: type[FusedModule]) -> None:
     module.library_op, module.defined = getattr(torch.ops.shardfuse, name).default, module
 
 
+def name_family(module: type[FusedModule]) -> None:
+    """Have ``module_of`` find modules of a family."""
+    _families[module.family] = module
+
+
+def module_of(family: str, settings: str) -> FusedModule:
+    """The module of these settings, in this process group."""
+    return _module(world_key(), family, settings)
+
+
 class _Ops:
     """What the two ops of a family do."""
 
@@ -74,7 +84,7 @@ class _Ops:
     def fake_forward(
         self, tensors: Sequence[torch.Tensor], settings: str, unsharded: Sizes | None
     ) -> list[torch.Tensor]:
-        module = _module(world_key(), self.family, settings)
+        module = module_of(self.family, settings)
         op = module.promised_op(module.bind(tensors, unsharded))
         return op.shapes.empty(tensors, module.whole(tensors, unsharded))
 
@@ -87,7 +97,7 @@ class _Ops:
         sizes: Sizes,
         unsharded: Sizes | None,
     ) -> list[torch.Tensor]:
-        module = _module(world_key(), self.family, settings)
+        module = module_of(self.family, settings)
         key = (dtypes, tuple(sizes), None if unsharded is None else tuple(unsharded))
         bound = module.described.get(key)
         if bound is None:
@@ -109,7 +119,7 @@ class _Ops:
         unsharded: Sizes | None,
     ) -> list[torch.Tensor]:
         like = _described(dtypes, sizes)
-        order = _module(world_key(), self.family, settings).bind(like, unsharded).order
+        order = module_of(self.family, settings).bind(like, unsharded).order
         return [
             gradients[0].new_empty(like[order.index(k)].shape, dtype=like[order.index(k)].dtype)
             for k in sorted(set(order))
@@ -118,7 +128,7 @@ class _Ops:
     def keep(self, ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
         """``setup_context`` of the forward."""
         tensors, settings, unsharded = cast("tuple[list[torch.Tensor], str, Sizes | None]", inputs)
-        module = _module(world_key(), self.family, settings)
+        module = module_of(self.family, settings)
         ctx.op = op = module.promised_op(module.bind(tensors, unsharded))
         candidates = (*tensors, *output)
         saved = [candidates[k] for k in op.saved]
@@ -142,7 +152,7 @@ class _Ops:
     def _bound(
         self, tensors: Sequence[torch.Tensor], settings: str, unsharded: Sizes | None
     ) -> tuple[BoundOp, FusionTimer | None]:
-        module = _module(world_key(), self.family, settings)
+        module = module_of(self.family, settings)
         key = (None if unsharded is None else tuple(unsharded), *((t.shape, t.dtype, t.device) for t in tensors))
         bound = module.bound_for(key, tensors, unsharded)
         assert bound is not None, "an op is run on plain tensors"

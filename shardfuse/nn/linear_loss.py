@@ -16,6 +16,7 @@ from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .linear_loss_gradients import Chunks, LossAndGradient, can_make_gradients
+from .linear_loss_op import linear_loss_op
 from .loss import CrossEntropyLoss
 from .loss_fusions import REDUCTIONS, Reduction
 from .refused_calls import refusing
@@ -34,9 +35,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     Training by the mean or the sum makes the gradients with the loss, chunk by chunk, while a chunk's logits are there:
     the logits are multiplied once, and what is kept for the backward are the gradients.  That of the weight is added up
-    over the chunks in float32 (float64) and rounded once.  With reduction="none", and under torch.compile, the backward
-    computes a chunk's logits again, and adds up in the weight's dtype.  Logits that make one chunk are kept, as by a
-    layer and ``CrossEntropyLoss``.  Under autocast x, weight and bias may be of several dtypes.  Arguments are those of
+    over the chunks in float32 (float64) and rounded once.  With reduction="none" the backward computes a chunk's
+    logits again, and adds up in the weight's dtype.  Logits that make one chunk are kept, as by a layer and
+    ``CrossEntropyLoss``.  Under autocast x, weight and bias may be of several dtypes.  Arguments are those of
     ``CrossEntropyLoss``, and
 
     chunk_rows: rows of a chunk; left out, as many that its logits have no more elements than x and weight together (at
@@ -88,9 +89,15 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         size = self.chunk_rows or self._chunk_rows(x.shape[:-1].numel(), x.shape[-1], weight.shape[0])
         if size >= target.numel():
             return self.loss(functional.linear(x, weight, bias), target)
-        if torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
+            return self._called(x, weight, target, bias, size)
+        wanted = [t is not None and t.requires_grad for t in (x, weight, bias)]
+        is_trained = torch.is_grad_enabled() and any(wanted) and not torch.compiler.is_exporting()
+        if self.reduction == "none" or not is_trained:
             return self._of_chunks(x, weight, target, bias, size)
-        return self._called(x, weight, target, bias, size)
+        settings, dtype = self.loss_and_gradient.text, _matmul_dtype(x)
+        options = (settings, size, dtype, self.reduction == "mean", wanted)
+        return linear_loss_op(x.flatten(0, -2), weight, target.flatten(), bias, *options)[0]
 
     @uncompiled
     def _called(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, size: int) -> Tensor:
@@ -105,15 +112,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         """By ops that are differentiated each by itself, a chunk's forward once more in the backward."""
         if torch.compiler.is_compiling():
             self._known()
-        rows, targets = x.flatten(0, -2), target.flatten()
-        losses = [
-            cast(
-                "Tensor",
-                checkpoint(self._chunk, part, weight, bias, its, use_reentrant=False, preserve_rng_state=False),
-            )
-            for part, its in zip(_split(rows, size), _split(targets, size), strict=True)
-        ]
-        loss = torch.cat(losses)
+        make = self._chunk_again if torch.is_grad_enabled() else self._chunk
+        chunks = zip(_split(x.flatten(0, -2), size), _split(target.flatten(), size), strict=True)
+        loss = torch.cat([make(part, weight, bias, its) for part, its in chunks])
         if self.reduction == "none":
             return loss.view(target.shape)
         total = loss.sum()
@@ -130,6 +131,10 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     def _chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor) -> Tensor:
         return self.row_loss(functional.linear(x, weight, bias), target)
+
+    def _chunk_again(self, *tensors: Tensor | None) -> Tensor:
+        """``_chunk``, which the backward does once more."""
+        return cast("Tensor", checkpoint(self._chunk, *tensors, use_reentrant=False, preserve_rng_state=False))
 
     def _chunk_rows(self, rows: int, features: int, classes: int) -> int:
         """As many that a chunk's logits have no more elements than x and the weight together; chunks of like sizes.

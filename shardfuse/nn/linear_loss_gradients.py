@@ -37,12 +37,8 @@ class LossAndGradient(CrossEntropyLoss):
     The gradient is stored over the logits where a kernel allows that.
     """
 
-    family = ""
-
-    def describe(self) -> None:
-        """There is no op of torch's dispatcher that a text would name; a setting that changes is noticed by one."""
-        super().describe()
-        self.__dict__["text"] = ""
+    family = "loss_and_gradient"
+    """By which ``shardfuse::linear_cross_entropy_v1`` finds such a module again: it has no op of its own."""
 
     def forward(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """logits: [rows, classes] (local), target: [rows] -> [rows] in float32 or float64, and as the logits."""
@@ -99,6 +95,29 @@ class Chunks:
         with torch.autocast(device, enabled=False):
             return _apply(self, x, weight, target, bias)
 
+    def sums(
+        self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, wanted: Sequence[bool]
+    ) -> tuple[Tensor, Tensor | None, Sequence[Tensor | None]]:
+        """The loss, the number of targets of a mean, and the sum's gradients of x, weight and bias that are wanted."""
+        layer = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
+        sums = _Sums.of(self.dtype, x if wanted[0] else None, wanted[1], wanted[2])
+        losses: list[Tensor] = []
+        for start in range(0, x.shape[0], self.rows):
+            here = slice(start, start + self.rows)
+            part = x[here].to(self.dtype)
+            loss, gradient = self.loss(functional.linear(part, *layer), target[here])
+            losses.append(loss)
+            sums.add(here, part, layer[0], gradient)
+            del gradient  # whose memory the next chunk's logits take
+        total = torch.cat(losses).sum()
+        count = (target != self.loss.ignore_index).sum() if self.is_mean else None
+        return total if count is None else total / count, count, (sums.of_x, sums.of_weight, sums.of_bias)
+
+
+def wide_of(dtype: torch.dtype) -> torch.dtype:
+    """In which products of ``dtype`` are added up over the chunks."""
+    return torch.float32 if dtype in _HALVES else dtype
+
 
 def can_make_gradients(tensors: Sequence[Tensor]) -> bool:
     """Is there something to differentiate, of tensors that an autograd function knows?"""
@@ -124,23 +143,13 @@ class _LinearLoss(torch.autograd.Function):
         ctx: FunctionCtx, chunks: Chunks, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None
     ) -> Tensor:
         kept, needs = cast("Any", ctx), cast("Any", ctx).needs_input_grad
-        layer = weight.to(chunks.dtype), None if bias is None else bias.to(chunks.dtype)
-        sums = _Sums.of(chunks.dtype, x if needs[1] else None, needs[2], needs[4])
-        losses: list[Tensor] = []
-        for start in range(0, x.shape[0], chunks.rows):
-            here = slice(start, start + chunks.rows)
-            part = x[here].to(chunks.dtype)
-            loss, gradient = chunks.loss(functional.linear(part, *layer), target[here])
-            losses.append(loss)
-            sums.add(here, part, layer[0], gradient)
-            del gradient  # whose memory the next chunk's logits take
-        total = torch.cat(losses).sum()
-        count = (target != chunks.loss.ignore_index).sum() if chunks.is_mean else None
+        wanted = (needs[1], needs[2], needs[4])
+        loss, count, sums = chunks.sums(x, weight, target, bias, wanted)
         # The inputs are kept as what the gradients depend on: a second derivative finds them, and is refused.
-        given = [t if needed else None for t, needed in ((x, needs[1]), (weight, needs[2]), (bias, needs[4]))]
+        given = [t if needed else None for t, needed in zip((x, weight, bias), wanted, strict=True)]
         kept.dtypes = [None if t is None else t.dtype for t in given]
-        kept.save_for_backward(count, sums.of_x, sums.of_weight, sums.of_bias, *given)
-        return total if count is None else total / count
+        kept.save_for_backward(count, *sums, *given)
+        return loss
 
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -176,7 +185,7 @@ class _Sums:
     def of(cls, dtype: torch.dtype, x: Tensor | None, needs_weight: bool, needs_bias: bool) -> _Sums:
         """x: where its gradient is wanted.  dtype: of the matmuls."""
         of_x = None if x is None else torch.empty(x.shape, dtype=dtype, device=x.device)
-        return cls(torch.float32 if dtype in _HALVES else dtype, of_x, needs_weight, needs_bias)
+        return cls(wide_of(dtype), of_x, needs_weight, needs_bias)
 
     def add(self, here: slice, x: Tensor, weight: Tensor, gradient: Tensor) -> None:
         """``gradient``: of the logits of the chunk ``here``, whose rows ``x`` are."""
@@ -201,8 +210,8 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
 
 def _scaled(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """``x * factor``, a scalar, rounded once to ``dtype``."""
-    made = _scaling(x.dtype, factor.dtype, dtype)(None, (x if x.ndim == 2 else x[None], factor.view(1, 1)))[0]
-    return made.view(x.shape)
+    outputs, _ = _scaling(x.dtype, factor.dtype, dtype)(None, (x if x.ndim == 2 else x[None], factor.view(1, 1)))
+    return outputs[0].view(x.shape)
 
 
 @lru_cache
