@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.roundings import assert_near
 from shardfuse import nn as fused
-from shardfuse.nn import convert
+from shardfuse.nn import convert, gated_mlp
+from shardfuse.nn.trial import why_other
 
 F = nn.functional
 
@@ -125,9 +127,14 @@ def results(module: nn.Module, x: Tensor, grad: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, [leaf, *module.parameters()], grad.to(y.dtype))]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-@pytest.mark.parametrize("kind", TAKEN)
+NORMS = [kind for kind in TAKEN if "gelu" not in kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [*((kind, torch.float32) for kind in NORMS), *((kind, torch.bfloat16) for kind in TAKEN)]
+)
 def test_what_computes_a_norm_or_a_gelu_under_another_name(kind: str, dtype: torch.dtype) -> None:
+    """A GELU in float32 is that of ``test_nn_activations``."""
     make, expected = TAKEN[kind]
     theirs = make()
     with torch.no_grad():
@@ -173,3 +180,59 @@ def test_a_norm_of_16_bits_that_keeps_the_inputs_type_is_replaced() -> None:
     found = convert(copy.deepcopy(module)).model
     assert type(found) is fused.LayerNorm
     torch.testing.assert_close(found(x), module(x))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TAKEN if kind not in NORMS])
+def test_a_gelu_is_the_one_that_it_was(kind: str) -> None:
+    make, _ = TAKEN[kind]
+    x, grad = torch.randn(5, 24), torch.randn(5, 24)
+    by_hand = fused.GELU("none" if kind == "gelu" else "tanh")
+    for found, wanted in zip(results(convert(make()).model, x, grad), results(by_hand, x, grad), strict=True):
+        assert torch.equal(found, wanted)
+
+
+class Llama4TextMLP(nn.Module):
+    """Its activation is called activation_fn, not act_fn."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 8)
+        self.activation_fn = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activation_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def test_a_gated_mlp_whose_activation_has_another_name() -> None:
+    theirs, x = Llama4TextMLP(nn.SiLU()), torch.randn(3, 8)
+    done = convert(copy.deepcopy(theirs))
+    assert isinstance(done.model, fused.GatedMLP)
+    torch.testing.assert_close(done.model(x), theirs(x))
+    assert "its activation_fn is neither SiLU nor GELU" in convert(Llama4TextMLP(nn.ReLU())).left[0].reason
+    unnamed = Llama4TextMLP(nn.SiLU())
+    unnamed.gate, unnamed.activation_fn = unnamed.activation_fn, None
+    assert "not a module called act_fn or activation_fn" in convert(unnamed).left[0].reason
+
+
+class ScaledMLP(Llama4TextMLP):
+    def __init__(self, scale: float) -> None:
+        super().__init__(nn.SiLU())
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+def test_gated_mlps_that_are_alike_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[nn.Module] = []
+
+    def counted(module: nn.Module, *given: Any) -> str | None:
+        tried.append(module)
+        return why_other(module, *given)
+
+    monkeypatch.setattr(gated_mlp, "why_other", counted)
+    model = nn.Sequential(*(Llama4TextMLP(nn.SiLU()) for _ in range(3)), ScaledMLP(1.0), ScaledMLP(2.0))
+    done = convert(model)
+    assert [r.name for r in done.replaced] == ["0", "1", "2", "3"]
+    assert "another result" in done.left[0].reason
+    assert len(tried) == 3

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -79,9 +80,9 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     Replaced are torch.nn's RMSNorm, LayerNorm, GroupNorm, BatchNorm1d, 2d and 3d, SyncBatchNorm, Softmax, LogSoftmax
     and GELU; classes whose name ends in RMSNorm or LayerNorm that have one vector ``weight``, maybe a ``bias``, and
     ``variance_epsilon`` or ``eps``; classes with GELU in their name; and MLPs of ``gate_proj``, ``up_proj``,
-    ``down_proj`` and ``act_fn``.  A class that is not torch's is tried on random numbers first, in training and in
-    evaluation, and replaced where its results, their dtypes and its gradients are those of the replacement.  A module
-    that holds more than its kind does, or has hooks, is left.
+    ``down_proj`` and ``act_fn`` or ``activation_fn``.  A class that is not torch's is tried on random numbers first, in
+    training and in evaluation, and replaced where its results, their dtypes and its gradients are those of the
+    replacement.  A module that holds more than its kind does, or has hooks, is left.
     Parameters and buffers are the same objects as before, under the same names: optimisers and checkpoints see no
     difference.  Other attributes are copied.  Each replacement and each module that was left is logged (logger
     "shardfuse.nn.convert"), and stands in the result, whose ``undo()`` puts everything back.
@@ -92,12 +93,13 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     replaced: list[Replacement] = []
     left: list[Left] = []
     known: dict[int, Found] = {}
+    tried: dict[Hashable, str | None] = {}
     everything: list[tuple[str, Module]] = list(cast(Any, model).named_modules(remove_duplicate=False))
     for name, module in everything:
         if any(name.startswith(f"{done.name}." if done.name else "") for done in replaced):
             continue  # a part of what is replaced as a whole
         if id(module) not in known:
-            known[id(module)] = _replacement(module)
+            known[id(module)] = _replacement(module, tried)
         found = known[id(module)]
         if isinstance(found, Module):
             replaced.append(Replacement(name, module, found))
@@ -123,21 +125,24 @@ def _put(model: Module, name: str, module: Module) -> None:
     model.get_submodule(parent).register_module(last, module)
 
 
-def _replacement(module: Module) -> Found:
-    """What takes the module's place; a reason where its kind has something but this one has not; else None."""
+def _replacement(module: Module, tried: dict[Hashable, str | None]) -> Found:
+    """What takes the module's place; a reason where its kind has something but this one has not; else None.
+
+    tried: what trials of gated MLPs have shown so far.
+    """
     if isinstance(module, FusedModule | GatedMLP):
         return None
-    make = _TORCH.get(type(module))
+    make, lost = _TORCH.get(type(module)), list[Module]()
     if make is None:
         base = next((kind for kind in _TORCH if isinstance(module, kind)), None)
         if base is not None:
             return f"a class of its own, which may compute something else than torch.nn.{base.__name__}"
         make = maker_for(module)
         if make is None and {"gate_proj", "up_proj", "down_proj"} <= set(dict(module.named_children())):
-            make = gated_mlp_of
+            make = partial(gated_mlp_of, tried=tried)
+            lost = [part for name, part in module.named_children() if not name.endswith("_proj")]
     if make is None:
         return None
-    lost = [part for name, part in module.named_children() if make is gated_mlp_of and not name.endswith("_proj")]
     reason = _kept_by_caller(module, lost)
     if reason is not None:
         return reason

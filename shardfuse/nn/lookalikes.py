@@ -45,8 +45,8 @@ def _norm_like(module: Module) -> Module | str:
     """An RMSNorm, of weight or of 1 + weight, or a LayerNorm in the place of a class that computes one."""
     state = module.state_dict()
     eps = next((getattr(module, name) for name in _EPS if hasattr(module, name)), None)
-    is_known = list(state) in (["weight"], ["weight", "bias"]) and isinstance(eps, float)
-    if not is_known or any(p.ndim != 1 for p in state.values()):
+    is_known = list(state) in (["weight"], ["weight", "bias"]) and all(p.ndim == 1 for p in state.values())
+    if not is_known or not isinstance(eps, float):
         return "it has not one vector called weight (and a bias), and variance_epsilon or eps"
     size = state["weight"].shape[0]
     candidates = [_layer_norm(size, eps, "bias" in state)]
@@ -72,8 +72,8 @@ def _layer_norm(size: int, eps: float, has_bias: bool) -> _Candidate:
 
 def _layer_normed(eps: float, module: Module, x: torch.Tensor) -> torch.Tensor:
     norm = cast(Any, module)
-    vectors = [None if v is None else v.float() for v in (norm.weight, getattr(norm, "bias", None))]
-    return torch.nn.functional.layer_norm(x.float(), x.shape[-1:], *vectors, eps).to(x.dtype)
+    bias = None if getattr(norm, "bias", None) is None else norm.bias.float()
+    return torch.nn.functional.layer_norm(x.float(), x.shape[-1:], norm.weight.float(), bias, eps).to(x.dtype)
 
 
 def _gelu_like(module: Module) -> Module | str:

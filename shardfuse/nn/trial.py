@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -66,6 +66,23 @@ def why_other(module: Module, wanted: Wanted, features: int, cases: Sequence[Cas
                 if reason is not None:
                     return f"{reason} of {case}, in {'training' if mode else 'evaluation'}"
     return None
+
+
+def likeness(module: Module) -> Hashable:
+    """What two modules have in common that a trial cannot tell apart, while both live: equal where they are of one
+    class, with tensors of the same shapes and types, the same numbers and texts as attributes, and the same objects."""
+    usual = vars(Module())
+    own = [
+        (name, value if _is_plain(value) else id(value)) for name, value in vars(module).items() if name not in usual
+    ]
+    tensors: Any = (*module._parameters.items(), *module._buffers.items())  # pyright: ignore[reportPrivateUsage]
+    kinds = [(name, None if t is None else (tuple(t.shape), t.dtype)) for name, t in tensors]
+    children = [(name, likeness(child)) for name, child in module.named_children()]
+    return type(module), tuple(own), tuple(kinds), tuple(children)
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def attributes_read(module: Module, features: int) -> list[str]:
