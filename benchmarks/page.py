@@ -28,6 +28,12 @@ def save(results: Results, directory: Path) -> Path:
     return path
 
 
+LISTED = 15
+"""Workloads that fall short, the least first, of a suite that has many; the results have all."""
+FUNCTION = f"{OWN}, functional."
+"""Begins the name of a module's function, which is measured beside it."""
+
+
 def load(directory: Path) -> list[Results]:
     return [Results.from_json(path.read_text()) for path in sorted(directory.glob("*.json"))]
 
@@ -63,9 +69,15 @@ def _by_workload(results: Results, workloads: Sequence[str], shown: Sequence[str
 def _by_peer(results: Results, shown: Sequence[str]) -> str:
     """The mean over all workloads, and the workloads that fall short."""
     sentences: list[str] = []
-    for peer in shown:
+    ways = [p for p in shown if p.startswith(FUNCTION)]
+    if ways:
+        of = [r for peers in ratios(results).values() for w in ways for r in peers.get(w, {}).values()]
+        sentences.append(f"**x the function** of `shardfuse.nn.functional`: {mean(of)}.")
+    for peer in (p for p in shown if p not in ways):
         found = {w: cases for w, peers in ratios(results).items() if (cases := peers.get(peer))}
-        short = [f"{w} {said}" for w in found if (said := _short_of(peer, ratios(results)[w]))]
+        by_least = sorted(found, key=lambda w: min(found[w].values()))
+        short = [f"{w} {said}" for w in by_least if (said := _short_of(peer, ratios(results)[w]))]
+        short[LISTED:] = [f"and in {len(short) - LISTED} more workloads"] if len(short) > LISTED else []
         ratio = mean([r for cases in found.values() for r in cases.values()])
         below = f"; falls short: {'; '.join(short)}" if short else ""
         sentences.append(f"**{'Of copy' if peer == 'copy' else f'x {peer}'}**, {len(found)} workloads: {ratio}{below}.")

@@ -21,9 +21,9 @@ from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .channel_norm import ChannelNorm
 from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedOp
+from .moved_statistics import move_towards
 from .parameters import ParameterKind
 from .placement import TensorPlacement
-from .running_statistics import move_towards
 
 if TYPE_CHECKING:
     from .placement import Placements

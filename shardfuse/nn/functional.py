@@ -21,7 +21,7 @@ import torch
 from ..errors import ModuleArgumentError, ModuleInputError
 from ..frontend.promise_arguments import Invariant
 from ..ir.promises import Promises
-from . import running_statistics, traced
+from . import moved_statistics, traced
 from .activation import SwiGLU
 from .activation_functions import Activation
 from .checks import Function
@@ -208,7 +208,7 @@ def batch_norm(
     promises = said("batch_norm", invariant, accumulate)
     result, *statistics = batch_normed(input, {"weight": weight, "bias": bias}, kept, eps, not training, promises)
     if kept and statistics and input.numel():
-        running_statistics.move_towards(kept, tuple(statistics), momentum)
+        moved_statistics.move_towards(kept, tuple(statistics), momentum)
     return result
 
 

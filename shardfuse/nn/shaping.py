@@ -8,12 +8,13 @@ of which the host pays as much as of a kernel.  Within the module's own node it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 
 View = Callable[[torch.Tensor], torch.Tensor]
+_Placed = tuple[int, View]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Shaping:
     results: tuple[Reshaped, ...]
     parts: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
     is_deferred: bool = False
+    _views: tuple[list[_Placed], ...] = field(init=False)
+    """What enters and leaves of a call, and of its gradients: views alone, each with its place."""
+
+    def __post_init__(self) -> None:
+        ways = (self.tensors, "enter"), (self.results, "leave"), (self.results, "enter"), (self.tensors, "leave")
+        found = tuple(
+            [(k, view) for k, r in enumerate(of) if (view := r.enter if way == "enter" else r.leave) is not None]
+            for of, way in ways
+        )
+        object.__setattr__(self, "_views", found)
 
     def enter(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors of the forward fusion."""
@@ -76,18 +87,6 @@ class Shaping:
         """What was saved of (tensors..., results..., extras...), from these places of them."""
         views = self._views[0]
         return _viewed([(places.index(k), view) for k, view in views if k in places], saved) if views else saved
-
-    @cached_property
-    def _views(self) -> tuple[list[_Placed], ...]:
-        """What enters and leaves of a call, and of its gradients: views alone, each with its place."""
-        ways = (self.tensors, "enter"), (self.results, "leave"), (self.results, "enter"), (self.tensors, "leave")
-        return tuple(
-            [(k, view) for k, r in enumerate(of) if (view := r.enter if way == "enter" else r.leave) is not None]
-            for of, way in ways
-        )
-
-
-_Placed = tuple[int, View]
 
 
 def _viewed(views: Sequence[_Placed], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -20,7 +20,7 @@ from ..ir.op import Cast, Factory, OfRank, Pick, Pointwise, Random, Reduce, Set,
 from ..ir.scalar import Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
-from .row_blocks import of_blocks, split_reduced, why_no_blocks
+from .block_reductions import of_blocks, split_reduced, why_no_blocks
 from .segment import Segment
 
 _OWN = (Statistic, Pick)

@@ -43,12 +43,13 @@ def why_no_blocks(segment: Segment, r: Axis, inside: int, block: frozenset[Digit
     """
     if not block:
         return None
-    if inside != len(r) or frozenset(r[len(r) - len(block) :]) != block:
+    innermost = r[len(r) - len(block) :]
+    if inside != len(r) or frozenset(innermost) != block:
         return f"{_listed(block)} are no neighbours in the rows that others reduce"
-    size = prod(a.extent for a in block)
+    size = prod(a.extent for a in innermost)
     if size & (size - 1):
         return f"blocks of {size} elements are not cut out of a tile, whose sides are powers of two"
-    if any(_is_uneven(a, segment) for a in block):
+    if any(_is_uneven(a, segment) for a in innermost):
         return "some rank has shorter blocks"
     others = frozenset(r) - block
     for expr in segment.exprs:
@@ -74,4 +75,4 @@ def of_blocks(tensor: BoundTensor, atoms: Atoms, r: Sequence[Digit], block: Sequ
 
 
 def _listed(atoms: frozenset[Digit]) -> str:
-    return ", ".join(sorted(map(str, atoms)))
+    return ", ".join(str(a) for a in sorted(atoms, key=str))

@@ -20,7 +20,7 @@ def move_towards(
     batches, and stay where nothing counts those.
     """
     if momentum is not None and _is_for_one_kernel(running, batch, count):
-        from .running_kernel import move  # which needs Triton
+        from shardfuse.nn.running_kernel import move  # which needs Triton
 
         (mean, variance), (batch_mean, batch_variance) = running, batch
         move(mean, variance, batch_mean, batch_variance, momentum, count)
