@@ -168,7 +168,7 @@ class Emitter(Addresses):
         if isinstance(op, Pick):
             return self.pick(expr, chunk)[expr.outputs.index(tensor)]
         inputs = self.inputs_of(expr, chunk)
-        if isinstance(op, View | Set) or tensor in self.saturated:
+        if isinstance(op, View | Set) or (tensor in self.saturated and not isinstance(op, Cast)):
             return inputs[0]
         if isinstance(op, Reduce) and self.space.is_of_blocks(tensor) and not self.space.is_of_blocks(expr.tensors[0]):
             return self.of_each_block(expr, inputs[0], chunk)

@@ -131,9 +131,10 @@ def saturated(segment: Segment) -> frozenset[BoundTensor]:
         chain = [t for t in (cast.tensors[0],) if t.dtype is DataType.Float]
         for _ in range(2):
             cut = maker.get(chain[-1]) if chain else None
-            if cut is None or cut.op not in _CHOICES[:2] or not isinstance(cut.inputs[0], BoundTensor):
-                break
-            chain.append(cut.inputs[0])
+            source = cut.inputs[0] if cut is not None and cut.op in _CHOICES[:2] else None
+            if not isinstance(source, BoundTensor) or source.dtype is not DataType.Float:
+                break  # an integer is converted to float32 by what cuts it off, not by the conversion to 8 bits
+            chain.append(source)
         cuts = [maker[t] for t in chain[:-1]]
         limits = {e.op.name: e.inputs[1].value for e in cuts if isinstance(e.inputs[1], Scalar)}
         is_whole = limits == {"maximum": -448.0, "minimum": 448.0}

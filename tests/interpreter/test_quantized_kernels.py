@@ -7,6 +7,7 @@ import torch
 from test_nn_quantized import FUNCTIONS, check, drawn
 
 from benchmarks.sm90 import sources_of
+from shardfuse import DataType, FusionDefinition
 from shardfuse.nn import quantized
 from shardfuse.nn.quantized import Quantized
 from shardfuse.nn.quantizing_fusions import Quantization, Work, quantizing_fusion
@@ -56,3 +57,29 @@ def test_the_conversion_cuts_off_and_a_scale_is_divided_by_once(scales: str) -> 
     assert "57344.0, propagate" in text_of("none", scales, torch.float8_e5m2)  # to infinity, without being cut off
     assert "rough_erfc(" in text_of("gelu", scales)
     assert "libdevice.erfc(" not in text_of("gelu", scales)
+
+
+def cut_off_text(dtype: torch.dtype, *, is_read: bool) -> str:
+    """The text for a GPU of ``x`` cut off and converted to float8_e4m3fn, and of twice that, where it ``is_read``."""
+    with FusionDefinition(backend="triton") as fd:
+        x = fd.define_tensor([64, 512], contiguity=True, dtype=DataType.from_torch(dtype))
+        cut = fd.ops.minimum(fd.ops.maximum(x, -448.0), 448.0)
+        y = fd.ops.cast(cut, dtype=DataType.Float8_e4m3fn)
+        fd.add_output(y)
+        if is_read:
+            fd.add_output(fd.ops.mul(fd.ops.cast(y, dtype=DataType.Float), 2.0))
+    (source,) = sources_of(fd.fec.plan({x: (64, 512)}), [torch.empty(64, 512, dtype=dtype, device="meta")])
+    return source.text
+
+
+def test_what_reads_the_cut_off_values_reads_them_rounded() -> None:
+    text = cut_off_text(torch.float32, is_read=True)
+    assert "448.0, propagate" not in text
+    assert "T0.to(tl.float8e4nv).to(tl.float32)" in text
+    assert "T0 * 2.0" not in text
+
+
+def test_integers_are_cut_off_as_floats() -> None:
+    text = cut_off_text(torch.int32, is_read=False)
+    assert "T0.to(tl.float32), -448.0, propagate" in text
+    assert "T0.to(tl.float8e4nv)" not in text
