@@ -64,12 +64,14 @@ def _is_weight(tensor: BoundTensor, maker: Mapping[BoundTensor, Expr]) -> bool:
 
 
 def _is_scale(segment: Segment, tensor: BoundTensor) -> bool:
-    """Is ``tensor`` what divides a result of 8 bits?
+    """Is ``tensor`` what divides a result of 8 bits, and ``maximum(x, a) / b``?
 
-    Whoever reads that multiplies with the scale again: what the scale is off by is no error of the product.
+    Whoever reads that multiplies with the scale again: what the scale is off by is no error of the product.  Any other
+    divisor that is a result, an exponential say, is as near as results of its dtype are.
     """
     same = _same_values(segment, tensor)
-    found = {e.output for e in segment.exprs if e.op == _DIV and e.inputs[1] in same}
+    quotients = (e for e in segment.exprs if e.op == _DIV and e.inputs[1] in same)
+    found = {e.output for e in quotients if _divides_by_scale(segment, e)}
     for e in segment.exprs:
         if e.op in _CHOICES[:2] and e.inputs[0] in found:
             found.add(e.output)

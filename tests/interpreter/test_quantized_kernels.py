@@ -83,3 +83,15 @@ def test_integers_are_cut_off_as_floats() -> None:
     text = cut_off_text(torch.int32, is_read=False)
     assert "T0.to(tl.float32), -448.0, propagate" in text
     assert "T0.to(tl.float8e4nv)" not in text
+
+
+def test_a_divisor_that_is_a_result_is_precise_where_it_is_no_scale() -> None:
+    """exp(80) as a power of two is off by 40 roundings of float32, and exp(-90) is 0 so."""
+    with FusionDefinition(backend="triton") as fd:
+        x = fd.define_tensor([64, 512], contiguity=True)
+        divisor = fd.ops.exp(fd.ops.max(x, [-1], keepdim=True))
+        fd.add_output(fd.ops.cast(fd.ops.div(x, divisor), dtype=DataType.Float8_e4m3fn))
+        fd.add_output(divisor)
+    (source,) = sources_of(fd.fec.plan({x: (64, 512)}), [torch.empty(64, 512, device="meta")])
+    assert "power_of_two(" not in source.text
+    assert "libdevice.exp(" in source.text
