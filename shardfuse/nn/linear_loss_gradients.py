@@ -89,16 +89,16 @@ class Chunks:
 
     def __call__(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
         """x: [rows, features], weight: [classes, features], target: [rows], bias: [classes] -> a scalar."""
-        device = x.device.type
-        if not torch.is_autocast_enabled(device):
-            return _apply(self, x, weight, target, bias)
-        with torch.autocast(device, enabled=False):
-            return _apply(self, x, weight, target, bias)
+        return _apply(self, x, weight, target, bias)
 
     def sums(
         self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, wanted: Sequence[bool]
     ) -> tuple[Tensor, Tensor | None, Sequence[Tensor | None]]:
         """The loss, the number of targets of a mean, and the sum's gradients of x, weight and bias that are wanted."""
+        device = x.device.type
+        if torch.is_autocast_enabled(device):  # it would choose the dtypes of the products and their sums
+            with torch.autocast(device, enabled=False):
+                return self.sums(x, weight, target, bias, wanted)
         layer = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
         sums = _Sums.of(self.dtype, x if wanted[0] else None, wanted[1], wanted[2])
         losses: list[Tensor] = []
