@@ -174,10 +174,13 @@ def test_the_page_has_room_for_its_results() -> None:
         for text in workload.cases
         for impl, us in (("shardfuse", 2.0), ("copy", 1.0), ("eager", 9.0), ("inductor", 3.0))
     ]
+    rows += [report.Row("GELU", text, "shardfuse, functional.gelu", 1000, 4.0) for text in MODULES["GELU"].cases]
     made = report.Results("modules", "2026-01-02", "a GPU", "benchmarks/run.py modules", tuple(rows), (), "1a2b3c")
     old = page.MEASURED.read_text()
     text = page.page(old, [made])
     assert len(text.splitlines()) <= len(old.splitlines()) + 4  # the heading, two marks and the paragraph
-    assert "GELU 2048x1024 0.50 of copy" in text
+    assert "RMSNorm 2048x1024 0.50 of copy" in text
+    assert f"and in {len(MODULES) - page.LISTED} more workloads" in text
     assert f"**x inductor**, {len(MODULES)} workloads: 1.50 (least 1.50)." in text
+    assert "**x the function** of `shardfuse.nn.functional`: 2.00 (least 2.00)." in text
     assert "bandwidth_modules" not in text
