@@ -36,11 +36,9 @@ def table(launches: Iterable[tuple[str, float]]) -> str:
     return "\n".join([head, *rows]) + "\n"
 
 
-def write_profiles(
-    folder: Path, case: str, runs: Mapping[str, Callable[[], object]], report: str, device: torch.device
-) -> None:
-    """``CASE.BACKEND.txt`` for each of ``runs``, and ``CASE.report.txt``: which regions were taken and why."""
+def write_profiles(folder: Path, case: str, launches: Mapping[str, Iterable[tuple[str, float]]], report: str) -> None:
+    """``CASE.BACKEND.txt`` for each of ``launches``, and ``CASE.report.txt``: which regions were taken and why."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, run in runs.items():
-        (folder / f"{case}.{name}.txt").write_text(table(kernels_of(run, device)))
+    for name, each in launches.items():
+        (folder / f"{case}.{name}.txt").write_text(table(each))
     (folder / f"{case}.report.txt").write_text(report)

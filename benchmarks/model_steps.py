@@ -25,7 +25,7 @@ import shardfuse.compile
 
 from .model_cases import ModelCase, model_cases
 from .model_gradients import eager_gradients, gradient_errors, gradients_of
-from .model_profile import write_profiles
+from .model_profile import kernels_of, write_profiles
 from .timing import synchronize
 
 OWN, PEER, EAGER = "shardfuse", "inductor", "eager"
@@ -183,9 +183,10 @@ def measure(
         search_convolutions(steps)
         found["us"] = timed(steps, device)
         found["host"] = {name: host_us(step, device) for name, step in steps.items()}
+        launches = {name: kernels_of(step.run, device) for name, step in steps.items() if device.type == "cuda"}
+        found["kernels"] = {name: sum(us for _, us in each) for name, each in launches.items()}
         if profiles is not None:
-            runs = {name: step.run for name, step in steps.items()}
-            write_profiles(profiles, case.name, runs, str(shardfuse.compile.report()), device)
+            write_profiles(profiles, case.name, launches, str(shardfuse.compile.report()))
     return found
 
 

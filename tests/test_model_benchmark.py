@@ -14,7 +14,7 @@ from benchmarks.model_dry import dry
 from benchmarks.model_gradients import eager_gradients, gradient_errors, relative, why_gradients_wrong
 from benchmarks.model_profile import table
 from benchmarks.model_steps import OWN, PEER, losses, step_of
-from benchmarks.models import _Process, why_wrong
+from benchmarks.models import _Process, _rows, why_wrong
 
 CPU = torch.device("cpu")
 
@@ -81,3 +81,22 @@ def test_a_table_of_kernels_begins_with_their_sum() -> None:
     found = table([("a", 1.5), ("b", 4.0), ("a", 1.5)]).splitlines()
     assert found[0] == "sum 7 launches 3"
     assert [line.split() for line in found[1:]] == [["4.0", "1", "b"], ["3.0", "2", "a"]]
+
+
+@pytest.mark.parametrize("last", [1.5, 1.65])
+def test_kernels_of_a_step_are_a_row_beside_it_and_count_as_it_does(last: float) -> None:
+    compiled = {"graphs": 1, "breaks": 0, "taken": 2, "regions": 2, "ops": 9}
+    both = (OWN, PEER)
+    found = dict.fromkeys(both, compiled) | {
+        "us": {OWN: (30.0, 29.0, 31.0), PEER: (30.5, 29.0, 31.0)},
+        "kernels": {OWN: 20.0, PEER: 25.0},
+        "host": dict.fromkeys(both, 30.0),
+        "bytes": dict.fromkeys(both, 0),
+        "losses": {"eager": [2.0, 1.5], PEER: [2.0, 1.4], OWN: [2.0, last]},
+        "gradients": [{"name": "weight", "size": 1.0, "own": 0.01, "peer": 0.01, "eager": 0.01}],
+    }
+    cold, warm = ({name: {"seconds": seconds} for name in both} for seconds in (2.0, 1.0))
+    rows = _rows("a model", cold, warm, found)
+    kernels = {row.impl: row for row in rows if row.workload == "kernels of a training step"}
+    assert {name: row.us for name, row in kernels.items()} == found["kernels"]
+    assert [row.counts for row in kernels.values()] == [last == 1.5, True]
