@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from compile_graphs import graph_of, listed
+from torch._inductor.utils import run_and_get_code
 
 from shardfuse.compile import cast_op
 from shardfuse.compile.cast_op import join_casts
@@ -91,6 +92,7 @@ def test_lists_end_where_they_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 KERNEL = """
 import torch
+from shardfuse.compile.cast_call import CastCall
 from shardfuse.compile.cast_op import run_casts
 
 torch.manual_seed(0)
@@ -107,7 +109,34 @@ for source, result in ((wide, narrow), (narrow, wide), (wide, torch.float16)):
             assert torch.equal(y.nan_to_num(0.0), x.to(result).nan_to_num(0.0)), (source, result, x.shape)
     apart = torch.randn(40).to(source)[1:]  # at no multiple of 16 bytes
     assert torch.equal(run_casts([apart, apart], result)[1], apart.to(result))
+    weights = [torch.randn(n, 3).t().to(source) for n in (5, 3, 4000)]
+    joined = CastCall(result, [(tuple(w.shape), w.stride()) for w in weights], True)
+    for _ in range(3):
+        found = joined.run(*weights)
+        for x, y in zip(weights, found, strict=True):
+            assert y.stride() == x.stride() and torch.equal(y, x.to(result))
+            assert y.untyped_storage().data_ptr() == found[0].data_ptr()
+        del x, y, found
+    assert len(joined._tables) == 1, "weights stay where they are"
 """
+
+
+def test_generated_code_calls_the_list_itself() -> None:
+    def f(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", BF16):
+            for w in weights:
+                x = torch.nn.functional.linear(x, w)
+        return x.float().square().sum()
+
+    given, other = ([numbers(6, 8), *(numbers(8, 8, seed=k).requires_grad_() for k in range(4))] for _ in range(2))
+    compiled = torch.compile(f, backend="shardfuse", options={"shardfuse.take": "all"})
+    (_, *gradients), codes = run_and_get_code(lambda: [y := compiled(*given), *torch.autograd.grad(y, given[1:])])
+    assert [code.count(" = shardfuse_casts(") for code in codes] == [1, 1]
+    lines = [line for code in codes for line in code.splitlines() if "#" not in line]
+    assert not any("cast_list_v1.default(" in line for line in lines)
+    for found, expected in zip(gradients, torch.autograd.grad(f(*other), other[1:]), strict=True):
+        assert torch.equal(found, expected)
+        assert found.untyped_storage().nbytes() == found.numel() * 4, "a gradient has memory of its own"
 
 
 def test_the_kernel_of_a_list() -> None:

@@ -2,8 +2,9 @@
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false, reportAssignmentType=false
 """Tensors of a list in another type: a program casts one chunk of one of them.
 
-``kernel_files.py`` hands this text to Triton; nothing imports it.  ``tensors[t]`` = address read, address written,
-elements; addresses are multiples of 16 bytes.  ``chunks[program]`` = tensor, first element of the chunk.
+``kernel_files.py`` hands this text to Triton; nothing imports it.  ``tensors[t]`` = address read, element of
+``results`` from which on it is written, elements; each address is a multiple of 16 bytes.  An element of ``results``
+may lie outside of that tensor, and before it.  ``chunks[program]`` = tensor, first element of the chunk.
 """
 
 import triton
@@ -27,12 +28,12 @@ def cast(x):
 
 
 @triton.jit
-def cast_chunk(tensors, chunks):
+def cast_chunk(tensors, chunks, results):
     program = tl.program_id(0)
     tensor, first = tl.load(chunks + 2 * program), tl.load(chunks + 2 * program + 1)
     count = tl.load(tensors + 3 * tensor + 2)
     read = tl.multiple_of(tl.load(tensors + 3 * tensor).to(tl.pointer_type(SOURCE)), 16)
-    written = tl.multiple_of(tl.load(tensors + 3 * tensor + 1).to(tl.pointer_type(RESULT)), 16)
+    written = tl.multiple_of(results + tl.load(tensors + 3 * tensor + 1), 16)
     place = tl.multiple_of(first, 16) + tl.arange(0, CHUNK)
     if first + CHUNK <= count:
         tl.store(written + place, cast(tl.load(read + place)))

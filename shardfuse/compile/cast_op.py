@@ -22,17 +22,15 @@ A list holds casts that Inductor would give a kernel of their own: of what is in
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch.fx import Graph, Node
 
 from ..executor.cache import LRUCache
-from ..executor.written_kernels import has_kernels
 from .aten_table import is_view
-from .kernel_files import launcher_of
+from .cast_call import CastCall
 from .region_op import define_op
 from .regions import is_fusable, is_mutation, nbytes
 from .translation import known
@@ -41,10 +39,6 @@ LIST_BYTES = 64 << 20
 """Of results of a list: gradients in 16 bits wait for so many others, and take that much memory longer."""
 FEWEST = 3
 """Casts of a list: the first pays for what the host does for a list more than for one kernel."""
-CHUNK = 8192
-"""Elements of a program: 32 a thread, all of them loaded before one is stored."""
-WARPS = 8
-ALIGNED = 16
 _CAST: Any = torch.ops.prims.convert_element_type.default
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -119,7 +113,7 @@ def _join(graph: Graph, casts: Sequence[Node]) -> None:
     is_first = cast(Node, casts[0].args[0]).op == "placeholder"
     with graph.inserting_before(casts[0]) if is_first else graph.inserting_after(casts[-1]):
         inputs = [n.args[0] for n in casts]
-        call = graph.call_function(torch.ops.shardfuse.cast_list_v1.default, (inputs, casts[0].meta["val"].dtype))
+        call = graph.call_function(CASTS, (inputs, casts[0].meta["val"].dtype))
     call.meta |= {**casts[0].meta, "val": [n.meta["val"] for n in casts]}
     last = call
     for k, n in enumerate(casts):
@@ -134,65 +128,20 @@ def _join(graph: Graph, casts: Sequence[Node]) -> None:
 # --- the op ------------------------------------------------------------------------------------------------
 
 
-PLANS, TABLES = 256, 8
-"""Lists of a process, and tables that each keeps: the addresses of steps that are alike are, too."""
-
-
-@dataclass
-class _Plan:
-    """Of one list of sizes and types on a device.  ``tables``: what the GPU has, by addresses and stream."""
-
-    chunks: torch.Tensor
-    launch: Callable[..., None]
-    tables: LRUCache[tuple[int, ...], torch.Tensor] = field(default_factory=lambda: LRUCache(TABLES))
-
-
-_plans: LRUCache[tuple[object, ...], _Plan] = LRUCache(PLANS)
+LISTS = 256
+"""Lists of casts that a process keeps."""
+_calls: LRUCache[tuple[object, ...], CastCall] = LRUCache(LISTS)
 
 
 def run_casts(inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """New tensors, each laid out as its input."""
-    found = fake_casts(inputs, dtype)
-    device = inputs[0].device
-    addresses = [a for x, y in zip(inputs, found, strict=True) for a in (x.data_ptr(), y.data_ptr())]
-    is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()  # a graph would keep addresses
-    if is_captured or not has_kernels(device) or any(a % ALIGNED for a in addresses):
-        return [y.copy_(x) for x, y in zip(inputs, found, strict=True)]
-    plan = _plan_of(inputs, dtype)
-    plan.launch(_table(plan, inputs, addresses), plan.chunks)
-    return found
-
-
-def _plan_of(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> _Plan:
-    counts, first = tuple(x.numel() for x in inputs), inputs[0]
-    key = (first.device, first.dtype, dtype, counts)
-    plan = _plans.get(key)
-    if plan is None:
-        rows = [(t, begin) for t, count in enumerate(counts) for begin in range(0, count, CHUNK)]
-        types = (("SOURCE", f"tl.{_name(first.dtype)}"), ("RESULT", f"tl.{_name(dtype)}"))
-        given = (("tensors", torch.int64), ("chunks", torch.int64))
-        constants = (*types, ("CHUNK", CHUNK))
-        launch = launcher_of("cast_chunk", constants, given, len(rows), WARPS, first.device)
-        plan = _Plan(torch.tensor(rows, dtype=torch.int64, device=first.device), launch)
-        _plans.put(key, plan)
-    return plan
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _table(plan: _Plan, inputs: Sequence[torch.Tensor], addresses: Sequence[int]) -> torch.Tensor:
-    """On the device, made anew where an address has changed: what was launched reads the table that it got."""
-    is_cuda = inputs[0].is_cuda
-    key = (torch.cuda.current_stream(inputs[0].device).cuda_stream if is_cuda else 0, *addresses)
-    found = plan.tables.get(key)
-    if found is None:
-        rows = [(*addresses[2 * k : 2 * k + 2], x.numel()) for k, x in enumerate(inputs)]
-        host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=is_cuda)
-        found = host.to(inputs[0].device, non_blocking=is_cuda)
-        plan.tables.put(key, found)
-    return found
+    layouts = tuple((tuple(x.shape), x.stride()) for x in inputs)
+    key = (inputs[0].device, inputs[0].dtype, dtype, layouts)
+    call = _calls.get(key)
+    if call is None:
+        call = CastCall(dtype, layouts)
+        _calls.put(key, call)
+    return call.run(*inputs)
 
 
 def fake_casts(inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -201,3 +150,5 @@ def fake_casts(inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Ten
 
 
 define_op("cast_list_v1", "Tensor[] inputs, ScalarType dtype", run_casts, fake_casts)
+
+CASTS = torch.ops.shardfuse.cast_list_v1.default

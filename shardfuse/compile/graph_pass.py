@@ -21,6 +21,7 @@ from ..base_error import ShardfuseError
 from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
 from ..in_kernel import EXCHANGE
+from . import cast_lowering
 from .aten_collectives import collective_text
 from .cast_op import join_casts
 from .channels_last import keep_channels_last
@@ -140,8 +141,9 @@ def hand_over(graph: Graph, take: Take) -> None:
     if taken:
         register()
         put_in(graph, taken)
-    if not inductor_config.triton.cudagraphs:  # pyright: ignore[reportAttributeAccessIssue]
-        join_casts(graph, only_gpu=take == "auto")
+    keeps_addresses = inductor_config.triton.cudagraphs  # pyright: ignore[reportAttributeAccessIssue]
+    if not keeps_addresses and join_casts(graph, only_gpu=take == "auto"):
+        cast_lowering.register()
     join_copies(graph, only_gpu=take == "auto")
 
 

@@ -40,11 +40,25 @@ _IMPORT = "from shardfuse.compile.region_call import RegionCall as shardfuse_reg
 _WRAPPERS = (PythonWrapperCodegen, SubgraphPythonWrapperCodegen)
 
 
+def is_python(wrapper: Any) -> bool:
+    """Does ``wrapper`` write the Python module of a graph, in which an object may be declared?"""
+    return type(wrapper) in _WRAPPERS and not V.graph.cpp_wrapper and not V.graph.aot_mode
+
+
+def declare(wrapper: Any, imported: str, declared: str) -> None:
+    """Write ``imported`` and ``declared``, the lines of an object, at the head of the module, once."""
+    wrapper.add_import_once(imported)
+    found: set[str] = vars(wrapper).setdefault("_shardfuse_declared", set())
+    if declared not in found:
+        found.add(declared)
+        wrapper.header.writelines(declared.split("\n"))
+
+
 class RegionKernel(ir.FallbackKernel):
     """The op, but for the text that stands for it in Python."""
 
     def codegen(self, wrapper: Any) -> None:
-        if type(wrapper) in _WRAPPERS and not V.graph.cpp_wrapper and not V.graph.aot_mode:
+        if is_python(wrapper):
             _write_call(self, wrapper)
             return
         super().codegen(wrapper)
@@ -53,15 +67,20 @@ class RegionKernel(ir.FallbackKernel):
 @functools.cache
 def register() -> None:
     """Have Inductor lower the op so, in this process."""
-    lowering.make_fallback(REGION, lowering.constrain_to_fx_strides, warn=False)
+    lower_as(REGION, RegionKernel)
+
+
+def lower_as(op: torch._ops.OpOverload, kernel: type[ir.FallbackKernel]) -> None:
+    """``op``, whose results are laid out as its fake implementation says, by ``kernel``."""
+    lowering.make_fallback(op, lowering.constrain_to_fx_strides, warn=False)
 
     def lower(*arguments: Any) -> list[Any]:
-        outputs: Any = RegionKernel.create(REGION, *arguments)
+        outputs: Any = kernel.create(op, *arguments)
         for output in outputs:
-            output.skip_size_stride_alignment_checks = True  # the program's outputs are as its fake implementation says
+            output.skip_size_stride_alignment_checks = True
         return [ir.TensorBox.create(output) for output in outputs]
 
-    lowering.register_lowering(REGION, type_promotion_kind=None)(lower)
+    lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
 def _write_call(node: RegionKernel, wrapper: Any) -> None:
@@ -125,14 +144,6 @@ def _declared(
     layouts = [(x.get_dtype(), x.get_device(), tuple(x.get_size()), tuple(x.get_stride())) for x in inputs]
     name = f"region_{hashlib.sha256(repr((text, layouts, views, shapes, given_up)).encode()).hexdigest()[:12]}"
     lines = "".join(f"\n    {line!r}" for line in text.splitlines(keepends=True))
-    wrapper.add_import_once(_IMPORT)
-    declared = f"{name} = shardfuse_region({lines},\n    {views!r}, {shapes!r}{f', {given_up!r}' if given_up else ''})"
-    if declared not in _declarations(wrapper):
-        _declarations(wrapper).add(declared)
-        wrapper.header.writelines(declared.split("\n"))
+    call = f"{name} = shardfuse_region({lines},\n    {views!r}, {shapes!r}{f', {given_up!r}' if given_up else ''})"
+    declare(wrapper, _IMPORT, call)
     return name
-
-
-def _declarations(wrapper: Any) -> set[str]:
-    """What this wrapper's module declares already."""
-    return vars(wrapper).setdefault("_shardfuse_regions", set())
