@@ -145,6 +145,18 @@ def test_the_kernel_of_a_list() -> None:
     assert run.returncode == 0, run.stderr
 
 
+def test_nothing_is_stored_over_a_part_of_the_tensor_that_casts_share() -> None:
+    def f(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for w in weights:
+            x = x @ CAST(w, BF16)
+        return x
+
+    given = [numbers(8, 8).bfloat16(), *(numbers(8, 8, seed=k) for k in range(4))]
+    found = torch.compile(f, backend="shardfuse", options={"shardfuse.take": "all"})(*given)
+    assert torch.equal(found, f(*given))
+    assert found.untyped_storage().nbytes() == found.numel() * 2
+
+
 def written_back(x: torch.Tensor, *buffers: torch.Tensor) -> torch.Tensor:
     """A product, and running averages of it that a graph writes to its inputs at its end."""
     y = x @ x.t()

@@ -43,8 +43,8 @@ _view = cast(Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], tor
 class CastCall:
     """``run(*inputs)`` gives them in the type ``result``, each laid out as its input, of which ``layouts`` tells.
 
-    ``is_joined``: results are views of one tensor.  Nothing may then hold one of them alone and wonder what it costs:
-    for tensors that a graph keeps to itself.  Inputs have one dtype and are on one device, always the same ones.
+    ``is_joined``: results are views of one tensor, whose memory stays until the last of them is gone: for tensors that
+    a graph keeps to itself.  Inputs have one dtype and are on one device, in every call.
     """
 
     result: torch.dtype

@@ -28,7 +28,15 @@ _IMPORT = "from shardfuse.compile.cast_call import CastCall as shardfuse_casts"
 
 
 class CastKernel(ir.FallbackKernel):
-    """The op, but for the text that stands for it in Python."""
+    """The op, but for the text that stands for it in Python, and the memory of results that are views of one tensor:
+    what Inductor stored over one of them would hold all of it."""
+
+    @classmethod
+    def create(cls, kernel: Any, *arguments: Any, **options: Any) -> Any:
+        outputs: Any = super().create(kernel, *arguments, **options)
+        if _is_joined(outputs[0].inputs[0]):
+            V.graph.never_reuse_buffers.update(output.get_name() for output in outputs)
+        return outputs
 
     def codegen(self, wrapper: Any) -> None:
         if is_python(wrapper):
@@ -43,12 +51,17 @@ def register() -> None:
     lower_as(CASTS, CastKernel)
 
 
+def _is_joined(node: Any) -> bool:
+    """Are all tensors of the list inputs of the graph?  Gradients, which are not, become the user's, one by one."""
+    return all(x.get_name() in V.graph.graph_inputs for x in node.inputs)
+
+
 def _write_call(node: CastKernel, wrapper: Any) -> None:
     inputs = cast("Sequence[Any]", node.inputs)
     (dtype,) = cast("Sequence[Any]", node.constant_args)
     layouts = [(tuple(map(int, x.get_size())), tuple(map(int, x.get_stride()))) for x in inputs]
     given = [(x.get_dtype(), x.get_device()) for x in inputs]
-    is_joined = all(x.get_name() in V.graph.graph_inputs for x in inputs)  # gradients are the user's, one by one
+    is_joined = _is_joined(node)
     name = f"casts_{hashlib.sha256(repr((dtype, layouts, is_joined, given)).encode()).hexdigest()[:12]}"
     declare(wrapper, _IMPORT, f"{name} = shardfuse_casts({dtype!r}, {layouts!r}, {is_joined!r})")
     node.codegen_comment(wrapper)
