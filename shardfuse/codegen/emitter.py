@@ -41,7 +41,7 @@ class Emitter(Addresses):
         self.turns = turns
         self.program = program
         self.out = Writer()
-        self.producer = {t: e for e in plan.segment.exprs for t in e.outputs if t not in plan.segment.windows}
+        self.producer = {t: e for t, e in plan.segment.maker.items() if t not in plan.segment.windows}
         self.values: dict[tuple[BoundTensor, str], Text] = {}
         self.helpers: dict[str, str] = {}
         self.starts: dict[str, int] = {}

@@ -187,10 +187,9 @@ def _pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
     is_shared = len(blocks) == 1 and (chunks[0].block or e.schedule.reduced) >= e.schedule.launch.warps * WARP
     if e.tile.x_lanes or not is_shared or e.schedule.launch.warps == 1 or any(c.is_masked for c in chunks):
         return {}
-    maker = {t: expr for expr in e.plan.segment.exprs for t in expr.outputs}
     found: dict[Expr, Expr] = {}
     for second in filter(e.is_reduction, e.plan.segment.exprs):
-        first = first_of(second, maker)
+        first = first_of(second, e.plan.segment.maker)
         if first is not None and is_reduction(first.op, "sum") and e.is_reduction(first):
             types = {first.tensors[0].dtype, first.output.dtype, second.output.dtype}
             if types == {DataType.Float} and first not in found:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
 
-from ..ir.digits import Axis, Digit
+from ..ir.digits import Axis, Digit, extent
 from ..ir.expr import reads_of
 from ..ir.layout import Coordinates, local_extent
 from ..ir.op import Iota, Random
@@ -78,9 +78,7 @@ def _literal(plan: KernelPlan, layouts: Layouts, coordinates: Coordinates) -> di
     if space.walked or plan.schedule.is_held:
         found.update(dict.fromkeys(space.r))
     if space.grouped:
-        columns = takewhile(
-            lambda k: prod(a.extent for a in space.x[k + 1 :]) < space.grouped, range(len(space.x))[::-1]
-        )
+        columns = takewhile(lambda k: extent(space.x[k + 1 :]) < space.grouped, range(len(space.x))[::-1])
         found.update(dict.fromkeys(space.x[k] for k in columns))
     for tensor, strides in tile.strides.items():
         found.update(_in_offset(plan, strides, stored_atoms(tensor, space.pieces), coordinates))

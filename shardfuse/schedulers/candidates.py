@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from math import prod
 
 from ..device import Device
-from ..ir.digits import Axis
+from ..ir.digits import Axis, extent
 from ..segments.segment import Segment
 from . import kernels_of, persistent, proposed
 from .features import Features, features_or_refusal
@@ -113,7 +112,7 @@ def _space_of(scheduler: str, segment: Segment, device: Device) -> Features | No
 
 def _rounded_up(axis: Axis) -> int:
     """The smallest power of two that holds the axis."""
-    return power_of_two(prod(digit.extent for digit in axis))
+    return power_of_two(extent(axis))
 
 
 # one step

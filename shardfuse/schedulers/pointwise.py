@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import takewhile
-from math import prod
 
 from ..device import Device
 from ..ir.digits import Axis, extent
@@ -51,7 +50,7 @@ def in_rows(space: Features, block: int) -> Features:
     device, tuned = space.device, space.tuned.maps
     by_row = [t for t in space.segment.loads if space.has_x(t) and space.x[-1] not in space.atoms[t]]
     along = tuple(takewhile(lambda a: not any(a in space.atoms[t] for t in by_row), reversed(space.x)))[::-1]
-    columns = prod(a.extent for a in along)
+    columns = extent(along)
     walked = [t for t in (*space.segment.loads, *space.segment.outputs) if space.is_streamed(t)]
     idle = -columns % block
     is_aligned = all(vector(t.dtype, columns, device) * t.dtype.itemsize >= device.access_bytes for t in walked)

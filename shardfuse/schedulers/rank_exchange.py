@@ -30,7 +30,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Cast, Iota, Pointwise, Reduce, Set, View, is_reduction
 from ..mesh import DeviceMesh
 from ..segments.segment import Segment, touches_empty
-from ..segments.space import Space, analyse
+from ..segments.space import Space, analysed
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
@@ -72,7 +72,6 @@ def exchanged(
 
     known: what ``before`` exchanges already.  needed: what is read outside of the three, the fusion's outputs among it.
     """
-    producer = {t: e for e in before.exprs for t in e.outputs}
     over = [communication_of(e) for e in call.exprs]
     dims = {c.mesh_dim for c in over if c is not None}
     if any(c is None or c.kind is not Collective.ALL_REDUCE for c in over) or len(dims) != 1 or None in dims:
@@ -90,7 +89,7 @@ def exchanged(
     sums = {e.tensors[0]: e for e in call.exprs}
     outside = frozenset(needed)
     for partial, total in sums.items():
-        maker = producer.get(partial)
+        maker = before.maker.get(partial)
         refusal = _why_not_within(partial, total, maker, outside, after)
         if refusal is not None:
             return refusal
@@ -132,9 +131,8 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     uneven = _uneven(segment, exchange)
     if any(not _is_row_uneven(t, exchange, space) for t in uneven):
         return f"{uneven[0]} is cut unevenly, and not along its rows alone"
-    made = {t: e for e in segment.exprs for t in e.outputs}
     for t in exchange.statistics:
-        if not space.has_r(made[t].tensors[0]) or space.has_r(t):
+        if not space.has_r(segment.maker[t].tensors[0]) or space.has_r(t):
             return f"{t} reduces nothing on this rank"
     if not space.is_inner or space.walked or space.in_columns.grouped or space.block:
         return "what is reduced is not innermost" if not space.block else "blocks of its rows are reduced as well"
@@ -161,8 +159,7 @@ def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
     A statistic itself is added up by all in the same way.  So is what is made of such numbers one by one, by the same
     operations in the same order, where the compiler contracts none of them: neither sizes nor blocks are part of it.
     """
-    space = analyse(segment)
-    assert not isinstance(space, str), "it was asked about"
+    space = analysed(segment)
     uneven = _uneven(segment, exchange)
     other = next((t for t in _alike(segment, exchange, space) if not _is_of_rows(t, segment, exchange, space)), None)
     return f"{other}, of which all ranks have as much, would be made with {uneven[0]}" if uneven and other else None
@@ -179,11 +176,11 @@ def _alike(segment: Segment, exchange: RankExchange, space: Space) -> list[Bound
 
 def _is_of_rows(result: BoundTensor, segment: Segment, exchange: RankExchange, space: Space) -> bool:
     """Is ``result`` made of numbers that all ranks have of each row, one number of one of each?"""
-    made, todo = {t: e for e in segment.exprs for t in e.outputs}, [result]
+    todo = [result]
     for t in todo:
         if space.has_r(t):
             return False
-        maker = None if t in exchange.statistics else made.get(t)
+        maker = None if t in exchange.statistics else segment.maker.get(t)
         if maker is None:
             continue
         if not isinstance(maker.op, _ONE_BY_ONE):

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 
 from ..device import LINE_BYTES, Device
-from ..ir.digits import Axis, Digit
+from ..ir.digits import Axis, Digit, extent
 from ..segments.segment import Segment
 from ..segments.space import stored_atoms
 from .features import Features, features_or_refusal
@@ -36,7 +35,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     assert not isinstance(space, str), space
     widest = max(t.dtype.itemsize for t in (*segment.loads, *segment.outputs) if space.is_streamed(t))
     side = min(2 * LINE_BYTES // widest, _SIDE)
-    across, along = (power_of_two(prod(a.extent for a in one)) for one in space.sides)
+    across, along = (power_of_two(extent(one)) for one in space.sides)
     x_block = min(along, max(side, side * side // across))
     y_block = min(across, max(side, side * side // x_block))
     programs = -(-space.kept // (x_block * y_block))
@@ -80,7 +79,7 @@ def _side(order: Sequence[Digit], taken: frozenset[Digit]) -> Axis:
     """Atoms that follow one another in memory up to the fastest, until they are a tile's side."""
     side: list[Digit] = []
     for atom in reversed(order):
-        if atom in taken or prod(a.extent for a in side) >= _SIDE * _SIDE:
+        if atom in taken or extent(side) >= _SIDE * _SIDE:
             break
         side.insert(0, atom)
     return tuple(side)
