@@ -68,6 +68,11 @@ class Addresses:
         terms, has_x, has_r = self.place(tensor, chunk)
         return " + ".join([f"{tensor}_ptr", *terms]), has_x, has_r
 
+    def source_of(self, tensor: BoundTensor) -> BoundTensor:
+        """What ``tensor`` is read from: itself, but for a window."""
+        window = self.plan.segment.windows.get(tensor)
+        return window.tensors[0] if window else tensor
+
     def load_text(self, tensor: BoundTensor, pointer: str, options: str) -> str:
         """Text of a load of the memory of ``tensor``."""
         self.accesses.append(MemoryAccess("load", tensor, pointer))
@@ -87,8 +92,7 @@ class Addresses:
                 terms.append(f"({' + '.join(own)}) * 0")
                 has_x, has_r = has_x or in_x, has_r or in_r
         terms += [str(window.first)] if window.first else []
-        (source,) = self.plan.segment.windows[tensor].tensors
-        return " + ".join([f"{source}_ptr", *terms]).replace("+ -", "- "), has_x, has_r
+        return " + ".join([f"{self.source_of(tensor)}_ptr", *terms]).replace("+ -", "- "), has_x, has_r
 
     def index_text(self, chunk: Chunk, strides: Strides) -> str:
         return " + ".join(self.terms(strides, chunk)[0]) or "0"

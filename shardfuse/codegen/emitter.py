@@ -150,8 +150,7 @@ class Emitter(Addresses):
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
         options += hint(self.plan, tensor, is_later=self.program == BLOCK)
-        source = self.plan.segment.windows[tensor].tensors[0] if window else tensor
-        text = converted(self.load_text(source, pointer, options), tensor.dtype, dtype)
+        text = converted(self.load_text(self.source_of(tensor), pointer, options), tensor.dtype, dtype)
         text = run.spread(text) if run else text
         has_x &= self.tile.x_lanes
         return self.assign(self.name(tensor, chunk), text, dtype, has_x, has_r, of_blocks=of_blocks and has_r)
@@ -239,7 +238,7 @@ class Emitter(Addresses):
         below = f"{index.text} < {self.tile.r_total}" if self.schedule.is_held else f"{R_SIZE} > {index.text}"
         text = f"({index.text} >= 0) & ({below})"
         self.values[hit, ""] = found = self.assign(str(hit), text, DataType.Bool, index.has_x, False)
-        alone = Chunk(f"_at_{at}", None, 1, True, found.text, block=1, index=index.text)
+        alone = Chunk(f"_at_{at}", None, 1, True, 1, found.text, index=index.text)
         self.load_needed([x], alone)
         self.values[one, ""] = picked = replace(self.value(x, alone), has_r=False)
         return picked, found
@@ -331,10 +330,7 @@ class Emitter(Addresses):
     def draw(self, expr: Expr, op: Random, chunk: Chunk) -> Text:
         out, run, few = expr.output, run_of(self.tile, expr, chunk), chunk
         if run > 1:
-            lanes = self.offset(
-                f"{self.tile.lanes((chunk.block or self.schedule.reduced) // run, reduced=True)} * {run}"
-            )
-            few = replace(chunk, lane=lanes, index=f"({chunk.turn} + {lanes})")
+            few = chunk.few(self.offset(f"{self.tile.lanes(chunk.block // run, reduced=True)} * {run}"))
         index, has_x, has_r = self.index(expr, few)
         kinds = (out.dtype.compute, out.dtype.compute, DataType.Int, DataType.Int)
         numbers = [converted(*self.scalar(cast(Scalar, v), t), t) for v, t in zip(expr.inputs, kinds, strict=True)]

@@ -212,7 +212,7 @@ def prefetch_next(e: Emitter) -> None:
             _, scalars, lanes = member_terms("first", f"({text})", 0, 0, tile.share, tile.r_groups(strides))
             terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
             terms += [str(window.first)] if window and window.first else []
-            source = plan.segment.windows[tensor].tensors[0] if window else tensor
+            source = e.source_of(tensor)
             pointer = " + ".join([f"{source}_ptr", *terms])
             e.accesses.append(MemoryAccess("prefetch", source, pointer))
             e.out.line(f"prefetch({pointer})")

@@ -68,8 +68,7 @@ class LaggedRowLoop(LaggedRows, RowLoopSums):
 
 def write_lagged_loop(e: LaggedRowLoop) -> None:
     """What stands before the walk, both parts of a turn, and the stores of the sums."""
-    chunks, columns = e.chunks(), e.columns()
-    stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
+    chunks, columns, stored = e.chunks(), e.columns(), e.row_outputs()
     for chunk in chunks:
         write_invariant(e, [*stored, *(x.tensors[0] for x in (*columns, *e.reductions(0)))], chunk)
     write_sums(e, columns, chunks)

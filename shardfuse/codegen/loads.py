@@ -12,7 +12,7 @@ that loops, took 238 us on an H200 so, else 256.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 
 from ..device import LEAST_COPY
@@ -85,7 +85,7 @@ def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, terms: list[str]) -> l
     width = max(plan.device.access_bytes // min(others), LEAST_COPY)
     strides, along = tile.strides[tensor], bool(space.r) and tile.space.is_inner
     runs = tile.r_groups(strides) if along else tile.x_groups(strides)
-    block = (chunk.block or schedule.reduced) if along else tile.x_block
+    block = chunk.block if along else tile.x_block
     if not runs or (runs[-1].below, runs[-1].stride) != (1, 1) or block % width:
         return terms
     if len(runs) > 1 and runs[-1].extent % width:
@@ -117,9 +117,9 @@ def in_runs(tile: Tile, tensor: BoundTensor, chunk: Chunk, named: Callable[[str]
     each = _side_by_side(tile, tensor, chunk)
     if each < _WORTH_SHARING:
         return None
-    block = chunk.block or tile.plan.schedule.reduced
+    block = chunk.block
     lanes = named(f"tl.arange(0, {block // each}) * {each}")
-    few = replace(chunk, lane=lanes, index=f"({chunk.turn} + {lanes})")
+    few = chunk.few(lanes)
     if not chunk.is_masked:
         return Run(few, "", block, each)
     if chunk.start is None:

@@ -99,14 +99,11 @@ class Aligned(Emitter):
 class MisalignedRows(Words):
     """An emitter whose chunks count from the word that the first element of the row lies in."""
 
-    def is_row(self, tensor: BoundTensor) -> bool:
-        return self.space.is_streamed(tensor)
-
     def begin(self) -> None:
         """Where the row lies, and the masks of its first and last chunks."""
         super().begin()
         width, size = self.tile.word, self.tile.r_total
-        row = next(t for t in self.plan.segment.inputs if self.is_row(t))
+        row = next(t for t in self.plan.segment.inputs if self.space.is_streamed(t))
         offset = self.offset(" + ".join(self.x_terms(self.tile.strides[row], self.tile.chunks()[0])))
         for line in _word_lines(offset, width, " + first" if self.schedule.members else ""):
             self.head.line(line)
@@ -136,7 +133,7 @@ class MisalignedRows(Words):
         return [*x_terms, *r_terms], bool(x_terms), bool(r_terms)
 
     def place(self, tensor: BoundTensor, chunk: Chunk) -> tuple[list[str], bool, bool]:
-        if chunk.start is None or not self.is_row(tensor):
+        if chunk.start is None or not self.space.is_streamed(tensor):
             return super().place(tensor, chunk)
         return ["base", _place(chunk)], True, True
 
@@ -151,7 +148,7 @@ class MisalignedRows(Words):
         return self.load_text(tensor, pointer, f", mask={rest}, other={name}{EVICT_LAST}")
 
     def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
-        if not (self.is_row(tensor) and chunk.is_masked):
+        if not (self.space.is_streamed(tensor) and chunk.is_masked):
             super().store(tensor, chunk)
             return
         value = self.value(tensor, chunk)
