@@ -42,8 +42,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
+from ..ir.op import Reduce
 from ..schedulers.plan import KernelPlan, RankExchange
-from ..schedulers.sent_words import member_words, row_elements, words_of_rows
 from .accumulators import accumulator
 from .emitter import Emitter
 from .exchange_functions import await_text, push_text
@@ -53,6 +53,8 @@ from .source import MAILBOX
 
 RANK, STRIDE, SLOTS = 2, 3, 4
 """Where in the table the rank's position, the distance of the sets and the addresses of slots are."""
+FLAG_WORDS = 4
+"""64-bit words from one flag of a row to the next: 32 bytes, the sector that a poll reads from L2."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,15 @@ def slots_of(plan: KernelPlan) -> int:
     """64-bit words of each rank's slots, at the least."""
     exchange = plan.rank_exchange
     if exchange.is_in_rows:
-        return words_of_rows(plan)
+        return flags_of_rows(exchange) + 2 * exchange.programs * (exchange.ranks - 1) * row_elements(plan) // 4
     each = len(exchange.statistics) + (sent_words(plan) if exchange.sent is not None else 0)
     return 2 * (exchanged_rows(plan) * each * exchange.ranks + member_words(plan))
+
+
+def exchanged_rows(plan: KernelPlan) -> int:
+    """Kept elements that slots are made for: of the rank that has most, in whole blocks."""
+    block = plan.schedule.kept
+    return -(-plan.space.kept // block) * block
 
 
 def sent_words(plan: KernelPlan) -> int:
@@ -106,13 +114,25 @@ def sent_words(plan: KernelPlan) -> int:
     return row_elements(plan) // 2
 
 
+def member_words(plan: KernelPlan) -> int:
+    """64-bit words of a set of slots in which the programs of each row give each other their parts of reductions."""
+    exchange = plan.rank_exchange
+    if exchange.members == 1:
+        return 0
+    return len([e for e in plan.segment.exprs if isinstance(e.op, Reduce)]) * plan.space.kept * exchange.members
+
+
+def row_elements(plan: KernelPlan) -> int:
+    """Elements of a row of what is sent, in whole blocks."""
+    return -(-plan.space.reduced // plan.schedule.reduced) * plan.schedule.reduced
+
+
+def flags_of_rows(exchange: RankExchange) -> int:
+    """64-bit words of the flags of rows: in two sets, for each program and peer."""
+    return 2 * exchange.programs * (exchange.ranks - 1) * FLAG_WORDS
+
+
 # lines of a kernel
-
-
-def exchanged_rows(plan: KernelPlan) -> int:
-    """Kept elements that slots are made for: of the rank that has most, in whole blocks."""
-    block = plan.schedule.kept
-    return -(-plan.space.kept // block) * block
 
 
 def count_lines(exchange: RankExchange) -> list[str]:

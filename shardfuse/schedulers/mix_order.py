@@ -28,7 +28,7 @@ from ..segments.space import Space, cut_into_atoms, lost, storage_order
 from . import pointwise, reduction
 from .features import Features, features, itemsizes, on
 from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within
-from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
+from .plan import KernelPlan, may_be_stages, one_launch
 from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
@@ -157,11 +157,11 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     assert not isinstance(finishes, str), finishes
     first = storing(mixed.main, mixed.stored, columns)
     space = with_partials(first, mixed.space, columns, split)
-    plans = [KernelPlan(kernel_name("mix_order", first), space, schedule, split)]
+    plans = [KernelPlan.of("mix_order", space, schedule, split)]
     for finish in finishes:
         space = features(finish, device)
         how = finishing(space) if space.r else pointwise.propose(finish, device)
-        plans.append(KernelPlan(kernel_name("finish", finish), space, how))
+        plans.append(KernelPlan.of("finish", space, how))
     return (one_launch("mix_order", segment, plans),) if schedule.is_one_launch else tuple(plans)
 
 

@@ -12,7 +12,7 @@ from ..segments.segment import Segment
 from ..segments.space import Space
 from .features import Features, features, features_or_refusal
 from .limits import WARP, WARPS, vector
-from .plan import KernelPlan, kernel_name
+from .plan import KernelPlan
 from .schedule import Launch, Schedule, Tile
 
 
@@ -39,7 +39,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
     space = in_rows(features(segment, device), schedule.kept)
-    return (KernelPlan(kernel_name("pointwise", segment), space, schedule),)
+    return (KernelPlan.of("pointwise", space, schedule),)
 
 
 def in_rows(space: Features, block: int) -> Features:

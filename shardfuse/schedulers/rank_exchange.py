@@ -34,7 +34,7 @@ from ..segments.space import Space, analysed
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
-from .plan import KernelPlan, RankExchange, kernel_name
+from .plan import KernelPlan, RankExchange
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
 
@@ -93,7 +93,8 @@ def exchanged(
         refusal = _why_not_within(partial, total, maker, outside, after)
         if refusal is not None:
             return refusal
-    exprs = [_over_ranks(e, sums) for e in before.exprs]
+    # a reduction whose partial results are exchanged gives those of all ranks
+    exprs = [replace(e, outputs=sums[e.output].outputs) if e.output in sums else e for e in before.exprs]
     exprs += [e for e in after.exprs if e not in before.exprs]
     wanted = (*before.outputs, *(e.output for e in sums.values()), *after.outputs)
     segment = Segment.of(exprs, [t for t in wanted if t not in sums and (t in outside or t in after.outputs)])
@@ -112,12 +113,6 @@ def _why_not_within(
     if found is not None:
         return f"{total.output} is {found.name}, and a word holds a float32"
     return None
-
-
-def _over_ranks(expr: Expr, sums: dict[BoundTensor, Expr]) -> Expr:
-    """A reduction whose partial results are exchanged gives those of all ranks."""
-    total = sums.get(expr.output)
-    return expr if total is None else replace(expr, outputs=(total.output,))
 
 
 def why_not(found: Exchanged, device: Device) -> str | None:
@@ -265,13 +260,16 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     if held <= _held(device, _MANY_WARPS) and space.kept > programs * schedule.kept:
         programs, registers = free * max(_MANY_WARPS // launch.warps, 1), device.bound(_MANY_WARPS)
     launch = replace(launch, registers=min(launch.registers or registers, registers))
-    is_by_rows = found.exchange.sent is not None and is_in_rows(space)
     is_claimed = programs > free and space.kept > free * schedule.kept
-    programs = programs if is_claimed else free
     is_uneven = bool(_uneven(segment, found.exchange))
-    is_alike = is_uneven and bool(_alike(segment, found.exchange, space))
-    shared = {"is_claimed": is_claimed, "is_in_rows": is_by_rows, "members": members}
-    shared |= {"is_uneven": is_uneven, "is_alike": is_alike}
-    exchange = replace(found.exchange, programs=programs, **shared)
+    exchange = replace(
+        found.exchange,
+        programs=programs if is_claimed else free,
+        is_claimed=is_claimed,
+        is_in_rows=found.exchange.sent is not None and is_in_rows(space),
+        members=members,
+        is_uneven=is_uneven,
+        is_alike=is_uneven and bool(_alike(segment, found.exchange, space)),
+    )
     schedule = replace(schedule, launch=launch)
-    return (KernelPlan(kernel_name("exchange", segment), space, schedule, exchange=exchange),)
+    return (replace(KernelPlan.of("exchange", space, schedule), exchange=exchange),)

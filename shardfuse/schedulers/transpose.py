@@ -6,7 +6,7 @@ segments of memory on either side; the compiler turns it round in shared memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ from ..segments.segment import Segment
 from ..segments.space import stored_atoms
 from .features import Features, features_or_refusal
 from .limits import LONG_WARPS, power_of_two
-from .plan import KernelPlan, kernel_name
+from .plan import KernelPlan
 from .schedule import Launch, Schedule, Sides
 
 _SIDE = LINE_BYTES
@@ -50,7 +50,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     """One kernel."""
     space = two_sided(segment, device)
     assert not isinstance(space, str), space
-    return (KernelPlan(kernel_name("transpose", segment), space, schedule),)
+    return (KernelPlan.of("transpose", space, schedule),)
 
 
 @lru_cache(maxsize=64)
@@ -72,7 +72,8 @@ def two_sided(segment: Segment, device: Device) -> Features | str:
     other = orders[max(others, key=lambda t: t.dtype.itemsize)]
     across = _side(other, frozenset((main[-1],)))
     along = _side(main, frozenset(across))
-    return replace(space, x=_rest(space.x, (*across, *along)), sides=(across, along))
+    both = (*across, *along)
+    return replace(space, x=(*(a for a in space.x if a not in both), *both), sides=(across, along))
 
 
 def _side(order: Sequence[Digit], taken: frozenset[Digit]) -> Axis:
@@ -83,8 +84,3 @@ def _side(order: Sequence[Digit], taken: frozenset[Digit]) -> Axis:
             break
         side.insert(0, atom)
     return tuple(side)
-
-
-def _rest(x: Axis, sides: Iterable[Digit]) -> Axis:
-    both = tuple(sides)
-    return (*(a for a in x if a not in both), *both)
