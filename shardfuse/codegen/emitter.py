@@ -22,7 +22,7 @@ from .accumulators import Accumulator, accumulator
 from .addresses import Addresses
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, number_text, own_functions, pointwise_form
 from .draw import draw, function_of, run_of
-from .loads import hint, in_few, in_runs
+from .loads import hint, in_few, shared_load
 from .row_blocks import first_of_blocks, in_blocks, spread
 from .source import BLOCK, PROGRAM, Text
 from .statements import Statement, Writer
@@ -143,15 +143,16 @@ class Emitter(Addresses):
             terms, has_x, has_r = self.place(tensor, chunk)
             pointer = " + ".join([f"{tensor}_ptr", *in_few(self.tile, tensor, chunk, terms)])
         options = self.mask(has_x, has_r, chunk, inside)
-        run = in_runs(self.tile, tensor, chunk, self.offset) if has_r and not (window or of_blocks) else None
-        pointer, options = (self.pointer(tensor, run.few)[0], run.options) if run else (pointer, options)
+        is_plain = has_r and not (window or of_blocks)
+        shared = shared_load(self.tile, tensor, chunk, self.offset) if is_plain else None
+        pointer, options = (self.pointer(tensor, shared.few)[0], shared.options) if shared else (pointer, options)
         is_broadcast = has_r and not has_x and self.tile.x_lanes and self.space.is_inner
         if is_broadcast and not (self.tile.is_row_wide or of_blocks):
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
         options += hint(self.plan, tensor, is_later=self.program == BLOCK)
         text = converted(self.load_text(self.source_of(tensor), pointer, options), tensor.dtype, dtype)
-        text = run.spread(text) if run else text
+        text = shared.spread(text) if shared else text
         has_x &= self.tile.x_lanes
         return self.assign(self.name(tensor, chunk), text, dtype, has_x, has_r, of_blocks=of_blocks and has_r)
 

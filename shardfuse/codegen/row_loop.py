@@ -17,9 +17,9 @@ from .accumulators import Accumulator, accumulator
 from .bodies import load_and_compute
 from .combining import accumulate
 from .emitter import Emitter
-from .indexing import dynamic_terms, groups, integer, plus, promise
+from .indexing import Strides, dynamic_terms, integer, plus, promise, runs
 from .statements import Loop, Statement, Writer
-from .tile import X_SIZE, Chunk, Strides
+from .tile import X_SIZE, Chunk
 
 
 class RowLoopSums(Emitter):
@@ -47,7 +47,7 @@ class RowLoopSums(Emitter):
         if self.moves(strides):
             return super().x_terms(strides, chunk)
         kept = [(a, n) for a, n in zip(self.space.x, self.tile.x_extents, strict=True) if a not in self.space.walked]
-        return dynamic_terms("y", groups([n for _, n in kept], [strides.get(a, 0) for a, _ in kept]))
+        return dynamic_terms("y", runs([n for _, n in kept], [strides.get(a, 0) for a, _ in kept]))
 
     @property
     def y_total(self) -> int:

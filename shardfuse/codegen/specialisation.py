@@ -17,8 +17,8 @@ from ..ir.layout import Coordinates, local_extent
 from ..ir.op import Iota, Random
 from ..schedulers.plan import KernelPlan
 from ..segments.space import stored_atoms
-from .indexing import groups
-from .tile import Layouts, Strides, Tile, coordinates_on
+from .indexing import Strides, runs
+from .tile import Layouts, Tile, coordinates_on
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,8 @@ def _in_offset(plan: KernelPlan, strides: Strides, order: Axis, coordinates: Coo
     found: dict[Digit, None] = {}
     for side in _sides(plan, strides):
         extents = [local_extent(a, coordinates) for a in side]
-        runs = groups(extents, [strides.get(a, 0) for a in side])
         below = [prod(extents[k + 1 :]) for k in range(len(side))]
-        for g in runs:
+        for g in runs(extents, [strides.get(a, 0) for a in side]):
             inside = [a for a, n in zip(side, below, strict=True) if n < g.below]
             own = [a for a, n in zip(side, below, strict=True) if g.below <= n < g.below * g.extent]
             found.update(dict.fromkeys((*inside, *([] if g.is_outermost else own))))
@@ -113,9 +112,8 @@ def _in_offset(plan: KernelPlan, strides: Strides, order: Axis, coordinates: Coo
 def _sides(plan: KernelPlan, strides: Strides) -> Sequence[Axis]:
     """The atoms that one index each walks."""
     space = plan.space
-    across, along = space.sides
-    if along:
-        return tuple(a for a in space.x if a not in (*across, *along)), across, along
+    if space.sides[1]:
+        return space.around, *space.sides
     if space.walked and not any(strides.get(a) for a in space.walked):
         return tuple(a for a in space.x if a not in space.walked), space.r
     return space.x, space.r

@@ -14,8 +14,8 @@ from ..ir.op import Pick, Random
 from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..segments.segment import Segment
-from .indexing import Group, groups
-from .window_loads import Strides, moved_by, row_major, window_of
+from .indexing import Run, Strides, moved_by, row_major, runs
+from .window_loads import window_of
 
 Layouts = Mapping[BoundTensor, Layout]
 """One rank's storage of what a kernel reads and writes."""
@@ -220,7 +220,7 @@ class Tile:
 
     def has_x_lanes(self, strides: Strides) -> bool:
         """Does the offset differ between the columns of a program?"""
-        return self.x_lanes and any(g.below < self.columns for g in self.x_groups(strides))
+        return self.x_lanes and any(g.below < self.columns for g in self.x_runs(strides))
 
     @property
     def share(self) -> int:
@@ -257,19 +257,19 @@ class Tile:
 
     # offsets
 
-    def x_groups(self, strides: Strides) -> list[Group]:
+    def x_runs(self, strides: Strides) -> list[Run]:
         steps = [strides.get(a, 0) for a in self.space.x]
         if not steps and not self.is_alone:
-            return [Group(1, 1, 1, True)]  # a row outside of any batch is the first of one: no other lane is stored
+            return [Run(1, 1, 1, True)]  # a row outside of any batch is the first of one: no other lane is stored
         if self.x_total == 1 and not self.is_alone and any(steps):
-            return [Group(1, 1, [s for s in steps if s][-1], True)]
+            return [Run(1, 1, [s for s in steps if s][-1], True)]
         extents = list(self.x_extents)
         for k in takewhile(lambda k: extents[k] == 1, range(len(extents) if self.space.is_invariant else 0)):
             extents[k] = 2  # outermost, of which nothing but that there are several is in the text
-        return groups(extents, steps)
+        return runs(extents, steps)
 
-    def r_groups(self, strides: Strides) -> list[Group]:
-        return groups(self.r_extents, [strides.get(a, 0) for a in self.space.r])
+    def r_runs(self, strides: Strides) -> list[Run]:
+        return runs(self.r_extents, [strides.get(a, 0) for a in self.space.r])
 
     def _strides_of(self, tensor: BoundTensor, layout: Layout) -> Strides:
         """Elements that one step of each atom moves."""
@@ -280,7 +280,7 @@ class Tile:
         """The values in ``chunk`` of an index that walks r, and nothing else, in order; ``None`` of any other."""
         if chunk.start is None or self.schedule.members or set(strides) != set(self.space.r):
             return None
-        if self.r_groups(strides) != [Group(1, self.r_total, 1, True)]:
+        if self.r_runs(strides) != [Run(1, self.r_total, 1, True)]:
             return None
         return range(chunk.start, chunk.start + chunk.valid)
 

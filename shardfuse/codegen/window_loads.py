@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..ir.digits import Digit, extent
 from ..ir.expr import Expr, reads_of
 from ..ir.layout import Layout
-from ..segments.space import Space, place
-
-Strides = Mapping[Digit, int]
-"""How far one step of each atom, or of each digit, moves an index or an offset."""
+from ..segments.space import Space
+from .indexing import Strides, moved_by, row_major
 
 
 @dataclass(frozen=True)
@@ -69,19 +67,3 @@ def window_of(expr: Expr, layout: Layout, space: Space) -> Window:
     rest = {d: n for d, n in steps.items() if d not in gone}
     strides |= {atom: moved_by(atom, rest) for atom in space.atoms[expr.output] if atom not in strides}
     return Window(strides, first, tuple(bounds))
-
-
-def row_major(digits: Iterable[Digit]) -> Strides:
-    """Of the index that ``digits`` make, outermost first."""
-    found: dict[Digit, int] = {}
-    below = 1
-    for d in reversed(list(digits)):
-        found[d] = below
-        below *= d.extent
-    return found
-
-
-def moved_by(atom: Digit, steps: Strides) -> int:
-    """How far one step of ``atom`` moves what the digits that it is part of move so far."""
-    places = ((place(atom, d), n) for d, n in steps.items())
-    return sum(p * n for p, n in places if p is not None)

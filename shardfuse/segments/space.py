@@ -77,6 +77,11 @@ class Space:
         return extent(self.r)
 
     @property
+    def around(self) -> Axis:
+        """The atoms of x that are in neither of its two sides."""
+        return tuple(a for a in self.x if a not in (*self.sides[0], *self.sides[1]))
+
+    @property
     def samples(self) -> int:
         """Elements of x that no program walks: each has rows of its own that are walked."""
         return extent(a for a in self.x if a not in self.walked)
