@@ -43,9 +43,8 @@ def equal_extents(fusion: Fusion, ones: Collection[IterDomain] = ()) -> Mapping[
     measured: dict[Scalar, IterDomain] = {}
     for record in fusion.records:
         if isinstance(record.op, SizeOf) and len(record.op.dims) == 1:
-            measured[cast(Scalar, record.outputs[0])] = cast(TensorView, record.inputs[0]).domain.logical[
-                record.op.dims[0]
-            ]
+            of, (dim,) = cast(TensorView, record.inputs[0]), record.op.dims
+            measured[cast(Scalar, record.outputs[0])] = of.domain.logical[dim]
         made = [v for v in record.outputs if isinstance(v, TensorView)]
         classes.add_long(axis for tv in made for axis in tv.domain.logical if axis.extent >= 0)
         for meeting in (*_meetings(record, made), *_as_measured(record, made, measured)):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ..ir.expr import BoundTensor
 from ..schedulers.plan import KernelPlan
-from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
+from .indexing import Strides, chunk_terms, dynamic_terms, loop_terms, member_terms
 from .source import MemoryAccess
 from .statements import Writer
-from .tile import Chunk, Strides, Tile
+from .tile import Chunk, Tile
 from .window_loads import Window
 
 
@@ -33,7 +33,7 @@ class Addresses:
 
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         """Terms of an offset, and whether it has any in x and in r."""
-        x_terms, r = self.x_terms(strides, chunk), self.tile.r_groups(strides)
+        x_terms, r = self.x_terms(strides, chunk), self.tile.r_runs(strides)
         has_x = bool(x_terms) and (not self.schedule.columns or self.tile.has_x_lanes(strides))
         constant, scalars = 0, list[str]()
         if chunk.start is None:
@@ -50,7 +50,7 @@ class Addresses:
         return [*x_terms, *scalars, *([str(constant)] if constant else []), *r_terms], has_x, bool(r_terms)
 
     def x_terms(self, strides: Strides, chunk: Chunk) -> list[str]:
-        parts, columns = self.tile.x_groups(strides), self.tile.columns
+        parts, columns = self.tile.x_runs(strides), self.tile.columns
         if not self.schedule.columns:
             return dynamic_terms("x", parts)
         _, scalars, terms = member_terms("x0", chunk.piece.lane, 0, columns, columns, parts)
@@ -67,6 +67,11 @@ class Addresses:
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         terms, has_x, has_r = self.place(tensor, chunk)
         return " + ".join([f"{tensor}_ptr", *terms]), has_x, has_r
+
+    def source_of(self, tensor: BoundTensor) -> BoundTensor:
+        """What ``tensor`` is read from: itself, but for a window."""
+        window = self.plan.segment.windows.get(tensor)
+        return window.tensors[0] if window else tensor
 
     def load_text(self, tensor: BoundTensor, pointer: str, options: str) -> str:
         """Text of a load of the memory of ``tensor``."""
@@ -87,8 +92,7 @@ class Addresses:
                 terms.append(f"({' + '.join(own)}) * 0")
                 has_x, has_r = has_x or in_x, has_r or in_r
         terms += [str(window.first)] if window.first else []
-        (source,) = self.plan.segment.windows[tensor].tensors
-        return " + ".join([f"{source}_ptr", *terms]).replace("+ -", "- "), has_x, has_r
+        return " + ".join([f"{self.source_of(tensor)}_ptr", *terms]).replace("+ -", "- "), has_x, has_r
 
     def index_text(self, chunk: Chunk, strides: Strides) -> str:
         return " + ".join(self.terms(strides, chunk)[0]) or "0"

@@ -184,7 +184,7 @@ def write_loops(e: Emitter) -> None:
     tile = e.tile
     block = e.schedule.reduced
     masked = tile.r_total % block != 0
-    chunks = e.tile.in_pieces([Chunk("", None, block, masked)])
+    chunks = e.tile.in_pieces([Chunk("", None, block, masked, block)])
     outputs = e.plan.segment.outputs
     walk = 0
     for phase in range(e.space.phases):

@@ -67,11 +67,11 @@ def run_of(tile: Tile, expr: Expr, chunk: Chunk) -> int:
     if schedule.columns or schedule.is_aligned_down or chunk.index != "r":
         return 1
     strides, start = tile.index_strides(expr)
-    along = tile.r_groups(strides)
+    along = tile.r_runs(strides)
     steps = [strides.get(a, 0) for a in space.x]
     if not along or (along[-1].below, along[-1].stride) != (1, 1) or (tile.x_lanes and not any(steps)):
         return 1
-    run, block = (8 if space.width >= 8 else 4), chunk.block or schedule.reduced
+    run, block = (8 if space.width >= 8 else 4), chunk.block
     whole = (start, block, chunk.start or 0, along[-1].extent, *steps, *(g.stride for g in along[:-1]))
     return run if all(n % run == 0 for n in whole) else 1
 

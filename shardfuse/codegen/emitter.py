@@ -22,7 +22,7 @@ from .accumulators import Accumulator, accumulator
 from .addresses import Addresses
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, number_text, own_functions, pointwise_form
 from .draw import draw, function_of, run_of
-from .loads import hint, in_few, in_runs
+from .loads import hint, in_few, shared_load
 from .row_blocks import first_of_blocks, in_blocks, spread
 from .source import BLOCK, PROGRAM, Text
 from .statements import Statement, Writer
@@ -41,7 +41,7 @@ class Emitter(Addresses):
         self.turns = turns
         self.program = program
         self.out = Writer()
-        self.producer = {t: e for e in plan.segment.exprs for t in e.outputs if t not in plan.segment.windows}
+        self.producer = {t: e for t, e in plan.segment.maker.items() if t not in plan.segment.windows}
         self.values: dict[tuple[BoundTensor, str], Text] = {}
         self.helpers: dict[str, str] = {}
         self.starts: dict[str, int] = {}
@@ -143,16 +143,16 @@ class Emitter(Addresses):
             terms, has_x, has_r = self.place(tensor, chunk)
             pointer = " + ".join([f"{tensor}_ptr", *in_few(self.tile, tensor, chunk, terms)])
         options = self.mask(has_x, has_r, chunk, inside)
-        run = in_runs(self.tile, tensor, chunk, self.offset) if has_r and not (window or of_blocks) else None
-        pointer, options = (self.pointer(tensor, run.few)[0], run.options) if run else (pointer, options)
+        is_plain = has_r and not (window or of_blocks)
+        shared = shared_load(self.tile, tensor, chunk, self.offset) if is_plain else None
+        pointer, options = (self.pointer(tensor, shared.few)[0], shared.options) if shared else (pointer, options)
         is_broadcast = has_r and not has_x and self.tile.x_lanes and self.space.is_inner
         if is_broadcast and not (self.tile.is_row_wide or of_blocks):
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
         options += hint(self.plan, tensor, is_later=self.program == BLOCK)
-        source = self.plan.segment.windows[tensor].tensors[0] if window else tensor
-        text = converted(self.load_text(source, pointer, options), tensor.dtype, dtype)
-        text = run.spread(text) if run else text
+        text = converted(self.load_text(self.source_of(tensor), pointer, options), tensor.dtype, dtype)
+        text = shared.spread(text) if shared else text
         has_x &= self.tile.x_lanes
         return self.assign(self.name(tensor, chunk), text, dtype, has_x, has_r, of_blocks=of_blocks and has_r)
 
@@ -239,7 +239,7 @@ class Emitter(Addresses):
         below = f"{index.text} < {self.tile.r_total}" if self.schedule.is_held else f"{R_SIZE} > {index.text}"
         text = f"({index.text} >= 0) & ({below})"
         self.values[hit, ""] = found = self.assign(str(hit), text, DataType.Bool, index.has_x, False)
-        alone = Chunk(f"_at_{at}", None, 1, True, found.text, block=1, index=index.text)
+        alone = Chunk(f"_at_{at}", None, 1, True, 1, found.text, index=index.text)
         self.load_needed([x], alone)
         self.values[one, ""] = picked = replace(self.value(x, alone), has_r=False)
         return picked, found
@@ -331,10 +331,7 @@ class Emitter(Addresses):
     def draw(self, expr: Expr, op: Random, chunk: Chunk) -> Text:
         out, run, few = expr.output, run_of(self.tile, expr, chunk), chunk
         if run > 1:
-            lanes = self.offset(
-                f"{self.tile.lanes((chunk.block or self.schedule.reduced) // run, reduced=True)} * {run}"
-            )
-            few = replace(chunk, lane=lanes, index=f"({chunk.turn} + {lanes})")
+            few = chunk.few(self.offset(f"{self.tile.lanes(chunk.block // run, reduced=True)} * {run}"))
         index, has_x, has_r = self.index(expr, few)
         kinds = (out.dtype.compute, out.dtype.compute, DataType.Int, DataType.Int)
         numbers = [converted(*self.scalar(cast(Scalar, v), t), t) for v, t in zip(expr.inputs, kinds, strict=True)]

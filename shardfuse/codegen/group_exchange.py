@@ -209,10 +209,10 @@ def prefetch_next(e: Emitter) -> None:
             if count * step > tile.share or tile.last_share < tile.share:
                 text = f"tl.minimum({text}, {last})"
             strides = window.strides if window else tile.strides[tensor]
-            _, scalars, lanes = member_terms("first", f"({text})", 0, 0, tile.share, tile.r_groups(strides))
-            terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
+            _, scalars, lanes = member_terms("first", f"({text})", 0, 0, tile.share, tile.r_runs(strides))
+            terms = [*dynamic_terms("ahead", tile.x_runs(strides)), *scalars, *lanes]
             terms += [str(window.first)] if window and window.first else []
-            source = plan.segment.windows[tensor].tensors[0] if window else tensor
+            source = e.source_of(tensor)
             pointer = " + ".join([f"{source}_ptr", *terms])
             e.accesses.append(MemoryAccess("prefetch", source, pointer))
             e.out.line(f"prefetch({pointer})")

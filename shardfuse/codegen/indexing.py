@@ -1,16 +1,18 @@
 """From a flat index over several atoms to the offset of one tensor, as text.
 
-A tensor's atoms that follow one another in memory are one group ``(index // below % extent) * stride``; of the
-outermost group ``%`` is left out, of the innermost ``//``.  So a contiguous tensor is read at the flat index itself.
+A tensor's atoms that follow one another in memory are one run ``(index // below % extent) * stride``; of the
+outermost run ``%`` is left out, of the innermost ``//``.  So a contiguous tensor is read at the flat index itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 
+from ..ir.digits import Digit
 from ..schedulers.limits import INT32_LIMIT
+from ..segments.space import place
 
 
 def plus(text: str, *numbers: int) -> str:
@@ -30,8 +32,12 @@ def integer(value: int, *, is_wide: bool = False) -> tuple[int, str]:
     return value, "tl.int64" if is_wide or value >= INT32_LIMIT else "tl.int32"
 
 
+Strides = Mapping[Digit, int]
+"""How far one step of each atom, or of each digit, moves an index or an offset."""
+
+
 @dataclass(frozen=True)
-class Group:
+class Run:
     """Atoms that are one run of memory.  ``below``: elements of the flat index inside of it."""
 
     below: int
@@ -40,30 +46,43 @@ class Group:
     is_outermost: bool
 
 
-def groups(extents: Sequence[int], strides: Sequence[int]) -> list[Group]:
+def runs(extents: Sequence[int], strides: Sequence[int]) -> list[Run]:
     """``strides`` in elements, 0 where the tensor is broadcast; outermost first."""
-    out: list[Group] = []
-    below = 1
-    total = 1
-    for n in extents:
-        total *= n
+    out: list[Run] = []
+    below, total = 1, prod(extents)
     for n, stride in zip(reversed(extents), reversed(strides), strict=True):
         if n != 1 and stride:
             last = out[-1] if out else None
             if last and last.below * last.extent == below and last.stride * last.extent == stride:
-                out[-1] = Group(last.below, last.extent * n, last.stride, below * n == total)
+                out[-1] = Run(last.below, last.extent * n, last.stride, below * n == total)
             else:
-                out.append(Group(below, n, stride, below * n == total))
+                out.append(Run(below, n, stride, below * n == total))
         below *= n
     return out[::-1]
 
 
-def dynamic_terms(index: str, parts: Sequence[Group]) -> list[str]:
+def row_major(digits: Iterable[Digit]) -> Strides:
+    """Of the index that ``digits`` make, outermost first."""
+    found: dict[Digit, int] = {}
+    below = 1
+    for d in reversed(list(digits)):
+        found[d] = below
+        below *= d.extent
+    return found
+
+
+def moved_by(atom: Digit, steps: Strides) -> int:
+    """How far one step of ``atom`` moves what the digits that it is part of move so far."""
+    places = ((place(atom, d), n) for d, n in steps.items())
+    return sum(p * n for p, n in places if p is not None)
+
+
+def dynamic_terms(index: str, parts: Sequence[Run]) -> list[str]:
     """Terms of an offset, for an index that is known at run time only."""
     return [_scaled(_digit(index, g), g.stride) for g in parts]
 
 
-def loop_terms(index: str, size: int, parts: Sequence[Group]) -> tuple[list[str], list[str]]:
+def loop_terms(index: str, size: int, parts: Sequence[Run]) -> tuple[list[str], list[str]]:
     """Scalar terms, and terms with lanes.
 
     Of the indices ``r = start + c`` with ``c < size``, a divisor of ``start``; any other ``index`` is taken as it is.
@@ -78,7 +97,7 @@ def loop_terms(index: str, size: int, parts: Sequence[Group]) -> tuple[list[str]
             scalars.append(_scaled(_digit("start", g), g.stride))
         elif g.below == 1 and not g.is_outermost and g.extent % size == 0:
             # Counted in turns: what is multiplied by their size is known to be aligned.
-            turns = Group(size, g.extent // size, size * g.stride, g.is_outermost)
+            turns = Run(size, g.extent // size, size * g.stride, g.is_outermost)
             scalars.append(_scaled(_digit("start", turns), turns.stride))
             terms.append(_scaled("c", g.stride))
         else:
@@ -86,7 +105,7 @@ def loop_terms(index: str, size: int, parts: Sequence[Group]) -> tuple[list[str]
     return scalars, terms
 
 
-def chunk_terms(lane: str, start: int, size: int, parts: Sequence[Group]) -> tuple[int, list[str]]:
+def chunk_terms(lane: str, start: int, size: int, parts: Sequence[Run]) -> tuple[int, list[str]]:
     """A constant and terms, for the indices ``start + lane`` with ``lane < size``.
 
     What does not change inside the chunk is folded: a weight of one channel is a scalar where a chunk is part of it.
@@ -112,7 +131,7 @@ def chunk_terms(lane: str, start: int, size: int, parts: Sequence[Group]) -> tup
 
 
 def member_terms(
-    first: str, lane: str, start: int, size: int, step: int, parts: Sequence[Group]
+    first: str, lane: str, start: int, size: int, step: int, parts: Sequence[Run]
 ) -> tuple[int, list[str], list[str]]:
     """A constant, scalar terms and terms with lanes, for the indices ``first + start + lane`` with ``lane < size``.
 
@@ -133,7 +152,7 @@ def member_terms(
             scalars.append(_scaled(_digit(base, g), g.stride))
         elif aligned and g.below == 1 and g.extent % size == 0:
             # Counted in blocks: what is multiplied by their size is known to be aligned.
-            blocks = Group(size, g.extent // size, size * g.stride, g.is_outermost)
+            blocks = Run(size, g.extent // size, size * g.stride, g.is_outermost)
             scalars.append(_scaled(_digit(base, blocks), blocks.stride))
             terms.append(_scaled(lane, g.stride))
         else:
@@ -142,7 +161,7 @@ def member_terms(
     return constant, scalars, terms
 
 
-def _digit(index: str, g: Group) -> str:
+def _digit(index: str, g: Run) -> str:
     text = index if g.below == 1 else f"{index} // {g.below}"
     return text if g.is_outermost else f"{text} % {g.extent}"
 

@@ -20,11 +20,11 @@ from ..ir.expr import BoundTensor, Expr
 from .accumulators import Accumulator, accumulator
 from .bodies import of_members
 from .combining import combined
-from .indexing import dynamic_terms
+from .indexing import Strides, dynamic_terms
 from .lagged_rows import LaggedRows, end_begin, taken, write_begin, write_collect
 from .row_loop import RowLoopSums, add_up, store_sums, sums_of, write_invariant, write_sums
 from .statements import Writer
-from .tile import Chunk, Piece, Strides
+from .tile import Chunk, Piece
 
 
 class LaggedRowLoop(LaggedRows, RowLoopSums):
@@ -55,7 +55,7 @@ class LaggedRowLoop(LaggedRows, RowLoopSums):
     def x_terms(self, strides: Strides, chunk: Chunk) -> list[str]:
         if not self.moves(strides):
             return []
-        return dynamic_terms(chunk.piece.suffix[1:] or "x", self.tile.x_groups(strides))
+        return dynamic_terms(chunk.piece.suffix[1:] or "x", self.tile.x_runs(strides))
 
     def turn_lines(self) -> list[str]:
         if len(self.rows) == 1:
@@ -68,8 +68,7 @@ class LaggedRowLoop(LaggedRows, RowLoopSums):
 
 def write_lagged_loop(e: LaggedRowLoop) -> None:
     """What stands before the walk, both parts of a turn, and the stores of the sums."""
-    chunks, columns = e.chunks(), e.columns()
-    stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
+    chunks, columns, stored = e.chunks(), e.columns(), e.row_outputs()
     for chunk in chunks:
         write_invariant(e, [*stored, *(x.tensors[0] for x in (*columns, *e.reductions(0)))], chunk)
     write_sums(e, columns, chunks)

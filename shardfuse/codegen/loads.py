@@ -12,7 +12,7 @@ that loops, took 238 us on an H200 so, else 256.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 
 from ..device import LEAST_COPY
@@ -84,8 +84,8 @@ def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, terms: list[str]) -> l
         return terms
     width = max(plan.device.access_bytes // min(others), LEAST_COPY)
     strides, along = tile.strides[tensor], bool(space.r) and tile.space.is_inner
-    runs = tile.r_groups(strides) if along else tile.x_groups(strides)
-    block = (chunk.block or schedule.reduced) if along else tile.x_block
+    runs = tile.r_runs(strides) if along else tile.x_runs(strides)
+    block = chunk.block if along else tile.x_block
     if not runs or (runs[-1].below, runs[-1].stride) != (1, 1) or block % width:
         return terms
     if len(runs) > 1 and runs[-1].extent % width:
@@ -99,7 +99,7 @@ _WORTH_SHARING = 4
 
 
 @dataclass(frozen=True)
-class Run:
+class SharedLoad:
     """A load of one element for every ``each`` of a chunk: the chunk that has those alone, and the text of its mask."""
 
     few: Chunk
@@ -112,20 +112,20 @@ class Run:
         return f"tl.reshape(tl.broadcast_to({text}[:, None], [{self.block // self.each}, {self.each}]), [{self.block}])"
 
 
-def in_runs(tile: Tile, tensor: BoundTensor, chunk: Chunk, named: Callable[[str], str]) -> Run | None:
+def shared_load(tile: Tile, tensor: BoundTensor, chunk: Chunk, named: Callable[[str], str]) -> SharedLoad | None:
     """How ``chunk`` of ``tensor`` is loaded; ``None`` where element by element.  ``named``: gives a text a name."""
     each = _side_by_side(tile, tensor, chunk)
     if each < _WORTH_SHARING:
         return None
-    block = chunk.block or tile.plan.schedule.reduced
+    block = chunk.block
     lanes = named(f"tl.arange(0, {block // each}) * {each}")
-    few = replace(chunk, lane=lanes, index=f"({chunk.turn} + {lanes})")
+    few = chunk.few(lanes)
     if not chunk.is_masked:
-        return Run(few, "", block, each)
+        return SharedLoad(few, "", block, each)
     if chunk.start is None:
-        return Run(few, f", mask={few.index} < {R_SIZE}", block, each)
+        return SharedLoad(few, f", mask={few.index} < {R_SIZE}", block, each)
     inside = f"{lanes} + {chunk.start} < {tile.own_share}" if tile.plan.schedule.members else f"{lanes} < {chunk.valid}"
-    return Run(few, f", mask={named(inside)}", block, each)
+    return SharedLoad(few, f", mask={named(inside)}", block, each)
 
 
 def _side_by_side(tile: Tile, tensor: BoundTensor, chunk: Chunk) -> int:
@@ -135,7 +135,7 @@ def _side_by_side(tile: Tile, tensor: BoundTensor, chunk: Chunk) -> int:
         return 1
     if not schedule.is_held and chunk.index != "r":
         return 1
-    runs = [g.below for g in tile.r_groups(tile.strides[tensor])]
+    runs = [g.below for g in tile.r_runs(tile.strides[tensor])]
     if all(n == power_of_two(n) for n in runs):
         return 1  # the compiler sees that itself
     widest = max((t.dtype.itemsize for t in space.streamed), default=1)

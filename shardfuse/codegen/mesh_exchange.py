@@ -42,9 +42,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
+from ..ir.op import Reduce
 from ..schedulers.plan import KernelPlan, RankExchange
-from ..schedulers.sent_words import member_words, row_elements, words_of_rows
-from .accumulators import Accumulator, accumulator
+from .accumulators import accumulator
 from .emitter import Emitter
 from .exchange_functions import await_text, push_text
 from .indexing import plus
@@ -53,6 +53,8 @@ from .source import MAILBOX
 
 RANK, STRIDE, SLOTS = 2, 3, 4
 """Where in the table the rank's position, the distance of the sets and the addresses of slots are."""
+FLAG_WORDS = 4
+"""64-bit words from one flag of a row to the next: 32 bytes, the sector that a poll reads from L2."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,15 @@ def slots_of(plan: KernelPlan) -> int:
     """64-bit words of each rank's slots, at the least."""
     exchange = plan.rank_exchange
     if exchange.is_in_rows:
-        return words_of_rows(plan)
+        return flags_of_rows(exchange) + 2 * exchange.programs * (exchange.ranks - 1) * row_elements(plan) // 4
     each = len(exchange.statistics) + (sent_words(plan) if exchange.sent is not None else 0)
     return 2 * (exchanged_rows(plan) * each * exchange.ranks + member_words(plan))
+
+
+def exchanged_rows(plan: KernelPlan) -> int:
+    """Kept elements that slots are made for: of the rank that has most, in whole blocks."""
+    block = plan.schedule.kept
+    return -(-plan.space.kept // block) * block
 
 
 def sent_words(plan: KernelPlan) -> int:
@@ -106,13 +114,25 @@ def sent_words(plan: KernelPlan) -> int:
     return row_elements(plan) // 2
 
 
+def member_words(plan: KernelPlan) -> int:
+    """64-bit words of a set of slots in which the programs of each row give each other their parts of reductions."""
+    exchange = plan.rank_exchange
+    if exchange.members == 1:
+        return 0
+    return len([e for e in plan.segment.exprs if isinstance(e.op, Reduce)]) * plan.space.kept * exchange.members
+
+
+def row_elements(plan: KernelPlan) -> int:
+    """Elements of a row of what is sent, in whole blocks."""
+    return -(-plan.space.reduced // plan.schedule.reduced) * plan.schedule.reduced
+
+
+def flags_of_rows(exchange: RankExchange) -> int:
+    """64-bit words of the flags of rows: in two sets, for each program and peer."""
+    return 2 * exchange.programs * (exchange.ranks - 1) * FLAG_WORDS
+
+
 # lines of a kernel
-
-
-def exchanged_rows(plan: KernelPlan) -> int:
-    """Kept elements that slots are made for: of the rank that has most, in whole blocks."""
-    block = plan.schedule.kept
-    return -(-plan.space.kept // block) * block
 
 
 def count_lines(exchange: RankExchange) -> list[str]:
@@ -163,28 +183,35 @@ def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:
     e.helpers["push"] = push_text("push", is_one_row=is_one_row, interpret=e.interpret)
     e.helpers[wait] = await_text(wait, ranks, is_one_row=is_one_row, warps=warps, interpret=e.interpret)
     for expr, text in parts:
-        acc, out = accumulator(expr), expr.output
-        e.use(acc.helper)
-        e.out.line(f"{out}_part = {acc.prepared(text, acc.dtype)}")
+        out = expr.output
+        write_part(e, expr, text)
         slot = f"{row_of(e)} * {len(statistics) * ranks}"
         e.out.line(f"{out}_slot = {plus(slot, statistics.index(out) * ranks)}")
         for k in range(ranks):
             e.out.line(f"push(slots_{k} + {out}_slot + rank, epoch, {out}_part)")
     for expr, _ in parts:
-        acc, out = accumulator(expr), expr.output
-        words = [f"{out}_bits_{k}" for k in range(ranks)]
-        given = [*(plus(f"own + {out}_slot", k) for k in range(ranks)), "epoch", row_of(e), "limit, report, names_ptr"]
-        e.out.line(f"{', '.join(words)} = {wait}({', '.join(given)})")
-        whole = in_order(acc, words)
-        e.give(out, acc, f"({whole})" if e.tile.x_lanes and not acc.helper else whole)
+        slots = [plus(f"own + {expr.output}_slot", k) for k in range(ranks)]
+        write_whole(e, expr, wait, [*slots, "epoch", row_of(e), "limit, report, names_ptr"], ranks)
 
 
-def in_order(acc: Accumulator, words: Sequence[str]) -> str:
-    """The float32 of each word, combined in the order of the ranks."""
+def write_part(e: Emitter, expr: Expr, text: str) -> None:
+    """The line that names what this program has of ``expr``."""
+    acc = accumulator(expr)
+    e.use(acc.helper)
+    e.out.line(f"{expr.output}_part = {acc.prepared(text, acc.dtype)}")
+
+
+def write_whole(e: Emitter, expr: Expr, wait: str, given: Sequence[str], count: int) -> None:
+    """Waits, by the function ``wait`` of what is ``given``, for what so many have of ``expr``, and combines that.
+
+    In the order in which they stand, so that all of them have the same bits.
+    """
+    acc, words = accumulator(expr), [f"{expr.output}_bits_{k}" for k in range(count)]
+    e.out.line(f"{', '.join(words)} = {wait}({', '.join(given)})")
     whole, *rest = (f"{word}.to(tl.float32, bitcast=True)" for word in words)
     for value in rest:
         whole = acc.combined(whole, value)
-    return whole
+    e.give(expr.output, acc, f"({whole})" if e.tile.x_lanes and not acc.helper else whole)
 
 
 def row_of(e: Emitter) -> str:

@@ -35,9 +35,9 @@ from ..ir.layout import Coordinates
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access
 from .emitter import Emitter
-from .indexing import Group, dynamic_terms
+from .indexing import Run, Strides, dynamic_terms
 from .loads import EVICT_LAST
-from .tile import R_SIZE, X_SIZE, Chunk, Layouts, Strides, Tile
+from .tile import R_SIZE, X_SIZE, Chunk, Layouts, Tile
 from .words import Words
 
 
@@ -52,9 +52,9 @@ def _begin_alike(tile: Tile) -> bool:
     """Is each row one run of memory, and does it begin at one place in all tensors that have rows?"""
     plan = tile.plan
     rows = [tile.strides[t] for t in (*plan.segment.inputs, *plan.segment.outputs) if plan.space.is_streamed(t)]
-    along = [Group(1, tile.r_total, 1, True)]
-    places = [tile.x_groups(strides) for strides in rows]
-    is_run = all(tile.r_groups(strides) == along for strides in rows)
+    along = [Run(1, tile.r_total, 1, True)]
+    places = [tile.x_runs(strides) for strides in rows]
+    is_run = all(tile.r_runs(strides) == along for strides in rows)
     return is_run and bool(places[0]) and all(place == places[0] for place in places)
 
 
@@ -99,14 +99,11 @@ class Aligned(Emitter):
 class MisalignedRows(Words):
     """An emitter whose chunks count from the word that the first element of the row lies in."""
 
-    def is_row(self, tensor: BoundTensor) -> bool:
-        return self.space.is_streamed(tensor)
-
     def begin(self) -> None:
         """Where the row lies, and the masks of its first and last chunks."""
         super().begin()
         width, size = self.tile.word, self.tile.r_total
-        row = next(t for t in self.plan.segment.inputs if self.is_row(t))
+        row = next(t for t in self.plan.segment.inputs if self.space.is_streamed(t))
         offset = self.offset(" + ".join(self.x_terms(self.tile.strides[row], self.tile.chunks()[0])))
         for line in _word_lines(offset, width, " + first" if self.schedule.members else ""):
             self.head.line(line)
@@ -131,12 +128,12 @@ class MisalignedRows(Words):
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         if chunk.start is None:
             return super().terms(strides, chunk)
-        x_terms, r = self.x_terms(strides, chunk), self.tile.r_groups(strides)
+        x_terms, r = self.x_terms(strides, chunk), self.tile.r_runs(strides)
         r_terms = dynamic_terms(f"({_place(chunk)} - shift)", r)
         return [*x_terms, *r_terms], bool(x_terms), bool(r_terms)
 
     def place(self, tensor: BoundTensor, chunk: Chunk) -> tuple[list[str], bool, bool]:
-        if chunk.start is None or not self.is_row(tensor):
+        if chunk.start is None or not self.space.is_streamed(tensor):
             return super().place(tensor, chunk)
         return ["base", _place(chunk)], True, True
 
@@ -151,7 +148,7 @@ class MisalignedRows(Words):
         return self.load_text(tensor, pointer, f", mask={rest}, other={name}{EVICT_LAST}")
 
     def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
-        if not (self.is_row(tensor) and chunk.is_masked):
+        if not (self.space.is_streamed(tensor) and chunk.is_masked):
             super().store(tensor, chunk)
             return
         value = self.value(tensor, chunk)

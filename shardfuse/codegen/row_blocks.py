@@ -19,7 +19,7 @@ def blocks_of(tile: Tile, chunk: Chunk) -> list[int]:
     """The shape of ``chunk``'s tile with its blocks along an axis of their own."""
     size = tile.space.block_size
     rows = [tile.x_block] if tile.x_lanes else []
-    return [*rows, (chunk.block or tile.schedule.reduced) // size, size]
+    return [*rows, chunk.block // size, size]
 
 
 def in_blocks(tile: Tile, chunk: Chunk, text: str) -> str:

@@ -13,13 +13,13 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce, is_reduction
 from ..schedulers.limits import WARP, chunk_widths, least_chunk
-from .accumulators import accumulator
+from .accumulators import Accumulator, accumulator
 from .bodies import load_and_compute
 from .combining import accumulate
 from .emitter import Emitter
-from .indexing import dynamic_terms, groups, integer, plus, promise
+from .indexing import Strides, dynamic_terms, integer, plus, promise, runs
 from .statements import Loop, Statement, Writer
-from .tile import X_SIZE, Chunk, Strides
+from .tile import X_SIZE, Chunk
 
 
 class RowLoopSums(Emitter):
@@ -32,6 +32,10 @@ class RowLoopSums(Emitter):
     def is_partial(self, tensor: BoundTensor) -> bool:
         return self.plan.split in self.space.atoms[tensor]
 
+    def row_outputs(self) -> list[BoundTensor]:
+        """What is stored of each row."""
+        return [t for t in self.plan.segment.outputs if not self.is_partial(t)]
+
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         terms, has_x, has_r = super().terms(strides, chunk)
         return terms, has_x and self.moves(strides), has_r
@@ -43,7 +47,7 @@ class RowLoopSums(Emitter):
         if self.moves(strides):
             return super().x_terms(strides, chunk)
         kept = [(a, n) for a, n in zip(self.space.x, self.tile.x_extents, strict=True) if a not in self.space.walked]
-        return dynamic_terms("y", groups([n for _, n in kept], [strides.get(a, 0) for a, _ in kept]))
+        return dynamic_terms("y", runs([n for _, n in kept], [strides.get(a, 0) for a, _ in kept]))
 
     @property
     def y_total(self) -> int:
@@ -64,7 +68,7 @@ class RowLoopSums(Emitter):
             valid = min(width, total - start)
             lane = "c" if width == widths[0] else f"c_{width}"
             suffix = f"_{k}" if len(widths) > 1 else ""
-            found.append(Chunk(suffix, start, valid, valid < width, lane=lane, block=width))
+            found.append(Chunk(suffix, start, valid, valid < width, width, lane=lane))
             start += valid
         return found
 
@@ -75,8 +79,7 @@ class RowLoopSums(Emitter):
 
 def write_row_loop(e: RowLoopSums) -> None:
     """Loads of what stays, the walk, and stores of the sums of columns."""
-    chunks, columns = e.chunks(), e.columns()
-    stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
+    chunks, columns, stored = e.chunks(), e.columns(), e.row_outputs()
     summed = [*columns, *(x for k in range(e.space.phases) for x in e.reductions(k))]
     wanted = [*stored, *(x.tensors[0] for x in summed)]
     if e.schedule.keeps:
@@ -161,9 +164,7 @@ def _reduce(e: RowLoopSums, expr: Expr, chunks: Sequence[Chunk]) -> None:
         name = texts[0]
         if len(texts) > 1:
             name = f"{expr.output}_lanes{'' if not parts else f'_{width}'}"
-            e.out.line(f"{name} = {texts[0]}")
-            for text in texts[1:]:
-                e.out.line(f"{name} = {acc.combined(name, text)}")
+            _combine(e, acc, name, texts)
         parts.append(acc.reduced(name, e.tile.r_axis))
     whole = parts[0]
     for part in parts[1:]:
@@ -184,13 +185,12 @@ def _pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
     chunks of one width, of which each thread has some.
     """
     blocks = dict.fromkeys(c.block for c in chunks)
-    is_shared = len(blocks) == 1 and (chunks[0].block or e.schedule.reduced) >= e.schedule.launch.warps * WARP
+    is_shared = len(blocks) == 1 and chunks[0].block >= e.schedule.launch.warps * WARP
     if e.tile.x_lanes or not is_shared or e.schedule.launch.warps == 1 or any(c.is_masked for c in chunks):
         return {}
-    maker = {t: expr for expr in e.plan.segment.exprs for t in expr.outputs}
     found: dict[Expr, Expr] = {}
     for second in filter(e.is_reduction, e.plan.segment.exprs):
-        first = first_of(second, maker)
+        first = first_of(second, e.plan.segment.maker)
         if first is not None and is_reduction(first.op, "sum") and e.is_reduction(first):
             types = {first.tensors[0].dtype, first.output.dtype, second.output.dtype}
             if types == {DataType.Float} and first not in found:
@@ -201,13 +201,13 @@ def _pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
 def _write_pair(e: Emitter, first: Expr, second: Expr, chunks: Sequence[Chunk]) -> None:
     """``chunks``: of the row, as ``_pairs`` takes them."""
     e.use("merged_moments", "squares_around")
-    lanes, block = e.schedule.launch.warps * WARP, chunks[0].block or e.schedule.reduced
+    lanes, block = e.schedule.launch.warps * WARP, chunks[0].block
     shape, count = f"[{lanes}, {block // lanes}]", block // lanes * len(chunks)
     a, b = str(first.output), str(second.output)
     texts = [e.value(first.tensors[0], c).text for c in chunks]
-    _add_up(e, f"{a}_lanes", texts)
+    _combine(e, accumulator(first), f"{a}_lanes", texts)
     e.out.line(f"{a}_mean = tl.sum(tl.reshape({a}_lanes, {shape}), axis=1) / {count}")
-    _add_up(e, f"{b}_lanes", [f"squares_around({a}_mean, {text}, {shape})" for text in texts])
+    _combine(e, accumulator(second), f"{b}_lanes", [f"squares_around({a}_mean, {text}, {shape})" for text in texts])
     e.out.line(f"{b}_around = tl.sum({b}_lanes, axis=1)")
     e.out.line(f"{a}_count = tl.full([{lanes}], {count}, tl.float32)")
     parts = f"{a}_count, {a}_mean, {b}_around"
@@ -216,10 +216,10 @@ def _write_pair(e: Emitter, first: Expr, second: Expr, chunks: Sequence[Chunk]) 
     e.give(second.output, accumulator(second), f"{b}_around")
 
 
-def _add_up(e: Emitter, name: str, texts: Sequence[str]) -> None:
+def _combine(e: Emitter, acc: Accumulator, name: str, texts: Sequence[str]) -> None:
     e.out.line(f"{name} = {texts[0]}")
     for text in texts[1:]:
-        e.out.line(f"{name} = {name} + {text}")
+        e.out.line(f"{name} = {acc.combined(name, text)}")
 
 
 def _row_lines(e: RowLoopSums) -> list[str]:
@@ -267,7 +267,7 @@ def row_loop_index(e: RowLoopSums) -> tuple[dict[str, tuple[int, str]], list[Sta
     lines: list[Statement] = []
     lines += promise(X_SIZE, rows) if tile.x_masked and not e.space.is_invariant else []
     chunks = e.chunks()
-    blocks = {c.lane: c.block or 1 for c in chunks}
+    blocks = {c.lane: c.block for c in chunks}
     lines += [f"{lane} = {tile.lanes(block, reduced=True)}" for lane, block in blocks.items()]
     lines.append(f"program = {e.program}.to(tl.int64)")
     if e.y_total > 1:

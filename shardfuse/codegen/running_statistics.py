@@ -137,7 +137,7 @@ def _masked_lanes(e: Emitter, expr: Expr, chunk: Chunk, start: str) -> str:
 
 def _lanes_along_r(e: Emitter, chunk: Chunk) -> list[int]:
     """The shape of what is the same for all of x."""
-    lanes = (chunk.block or e.schedule.reduced) // _fold(e, chunk)
+    lanes = chunk.block // _fold(e, chunk)
     return ([1, lanes] if e.space.is_inner else [lanes, 1]) if e.tile.x_lanes else [lanes]
 
 
@@ -145,7 +145,7 @@ def _fold(e: Emitter, chunk: Chunk) -> int:
     """Elements that a lane takes in at once: as many as a thread has of them, fewer of narrow pieces."""
     widest = e.tile.pieces[0].width or 1
     fold = max(e.schedule.accumulated * (chunk.piece.width or 1) // widest, 1)
-    return min(fold, chunk.block or e.schedule.reduced)
+    return min(fold, chunk.block)
 
 
 def _is_near(e: Emitter) -> bool:
@@ -155,7 +155,7 @@ def _is_near(e: Emitter) -> bool:
 
 def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
     """The shape of a block whose lanes have an axis of their own, and that axis."""
-    r = chunk.block or e.schedule.reduced
+    r = chunk.block
     fold = _fold(e, chunk)
     cut = [r // fold, fold] if _is_near(e) else [fold, r // fold]
     x = [chunk.piece.width or e.tile.x_block] if e.tile.x_lanes else []

@@ -13,12 +13,11 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import OfRank, Reduce
 from ..schedulers.limits import WARP
-from .accumulators import accumulator
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
 from .exchange_functions import await_text, push_text
 from .indexing import plus
-from .mesh_exchange import exchanged_rows, in_order, row_of, sent_words
+from .mesh_exchange import exchanged_rows, row_of, sent_words, write_part, write_whole
 from .source import Text
 from .tile import Chunk
 from .words import UNPACK
@@ -72,25 +71,14 @@ class Sending(Emitter):
             "await_members", members, is_one_row=True, warps=warps, interpret=self.interpret, is_one_name=True
         )
         for expr, text in parts:
-            acc, out = accumulator(expr), expr.output
-            self.use(acc.helper)
-            at = first + every.index(expr) * rows * members
-            self.out.line(f"{out}_part = {acc.prepared(text, acc.dtype)}")
+            out, at = expr.output, first + every.index(expr) * rows * members
+            write_part(self, expr, text)
             self.out.line(f"{out}_at = own + {at} + {row_of(self)} * {members}")
             self.out.line(f"push({out}_at + member, epoch, {out}_part)")
         for expr, _ in parts:
-            acc, out = accumulator(expr), expr.output
-            bits = [f"{out}_bits_{k}" for k in range(members)]
-            given = [
-                *(plus(f"{out}_at", k) for k in range(members)),
-                "epoch",
-                row_of(self),
-                "2 * limit",
-                "report",
-                "names_ptr + rank",
-            ]
-            self.out.line(f"{', '.join(bits)} = await_members({', '.join(given)})")
-            self.give(out, acc, in_order(acc, bits))
+            slots = [plus(f"{expr.output}_at", k) for k in range(members)]
+            given = [*slots, "epoch", row_of(self), "2 * limit, report, names_ptr + rank"]
+            write_whole(self, expr, "await_members", given, members)
 
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         if not isinstance(expr.op, OfRank):

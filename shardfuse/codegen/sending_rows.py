@@ -30,11 +30,10 @@ from dataclasses import replace
 from ..ir.dtype import DataType
 from ..ir.op import OfRank
 from ..schedulers.plan import KernelPlan
-from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
 from .arithmetic import TRITON_TYPE
 from .exchange_functions import GONE, await_turn_text, post_turn_text
 from .indexing import plus
-from .mesh_exchange import SLOTS, count_lines, row_of, slots_at, table_lines
+from .mesh_exchange import FLAG_WORDS, SLOTS, count_lines, flags_of_rows, row_elements, row_of, slots_at, table_lines
 from .sending import Sending
 from .source import MAILBOX
 from .tile import Chunk

@@ -18,9 +18,9 @@ from ..ir.layout import local_extent
 from ..schedulers.limits import power_of_two
 from .bodies import load_and_compute
 from .emitter import Emitter
-from .indexing import dynamic_terms, groups, integer, promise
+from .indexing import Strides, dynamic_terms, integer, promise, runs
 from .statements import Statement
-from .tile import Chunk, Strides
+from .tile import Chunk
 from .window_loads import Bound
 
 ALONG = "i0"
@@ -59,10 +59,9 @@ class Sided(Emitter):
 
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         across, along = self.space.sides
-        rest = tuple(a for a in self.space.x if a not in (*across, *along))
         place, y, x = (
-            dynamic_terms(name, groups(self.extents(atoms), [strides.get(a, 0) for a in atoms]))
-            for name, atoms in (("b", rest), ("y", across), ("x", along))
+            dynamic_terms(name, runs(self.extents(atoms), [strides.get(a, 0) for a in atoms]))
+            for name, atoms in (("b", self.space.around), ("y", across), ("x", along))
         )
         if place:
             place = [self.offset(" + ".join(place))] if len(place) > 1 or " " in place[0] else place

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
 
-from ..ir.digits import Axis, Digit
+from ..ir.digits import Axis, Digit, extent
 from ..ir.expr import reads_of
 from ..ir.layout import Coordinates, local_extent
 from ..ir.op import Iota, Random
 from ..schedulers.plan import KernelPlan
 from ..segments.space import stored_atoms
-from .indexing import groups
-from .tile import Layouts, Strides, Tile, coordinates_on
+from .indexing import Strides, runs
+from .tile import Layouts, Tile, coordinates_on
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,7 @@ def _literal(plan: KernelPlan, layouts: Layouts, coordinates: Coordinates) -> di
     if space.walked or plan.schedule.is_held:
         found.update(dict.fromkeys(space.r))
     if space.grouped:
-        columns = takewhile(
-            lambda k: prod(a.extent for a in space.x[k + 1 :]) < space.grouped, range(len(space.x))[::-1]
-        )
+        columns = takewhile(lambda k: extent(space.x[k + 1 :]) < space.grouped, range(len(space.x))[::-1])
         found.update(dict.fromkeys(space.x[k] for k in columns))
     for tensor, strides in tile.strides.items():
         found.update(_in_offset(plan, strides, stored_atoms(tensor, space.pieces), coordinates))
@@ -101,9 +99,8 @@ def _in_offset(plan: KernelPlan, strides: Strides, order: Axis, coordinates: Coo
     found: dict[Digit, None] = {}
     for side in _sides(plan, strides):
         extents = [local_extent(a, coordinates) for a in side]
-        runs = groups(extents, [strides.get(a, 0) for a in side])
         below = [prod(extents[k + 1 :]) for k in range(len(side))]
-        for g in runs:
+        for g in runs(extents, [strides.get(a, 0) for a in side]):
             inside = [a for a, n in zip(side, below, strict=True) if n < g.below]
             own = [a for a, n in zip(side, below, strict=True) if g.below <= n < g.below * g.extent]
             found.update(dict.fromkeys((*inside, *([] if g.is_outermost else own))))
@@ -115,9 +112,8 @@ def _in_offset(plan: KernelPlan, strides: Strides, order: Axis, coordinates: Coo
 def _sides(plan: KernelPlan, strides: Strides) -> Sequence[Axis]:
     """The atoms that one index each walks."""
     space = plan.space
-    across, along = space.sides
-    if along:
-        return tuple(a for a in space.x if a not in (*across, *along)), across, along
+    if space.sides[1]:
+        return space.around, *space.sides
     if space.walked and not any(strides.get(a) for a in space.walked):
         return tuple(a for a in space.x if a not in space.walked), space.r
     return space.x, space.r

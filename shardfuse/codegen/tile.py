@@ -14,11 +14,9 @@ from ..ir.op import Pick, Random
 from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..segments.segment import Segment
-from ..segments.space import place
-from .indexing import Group, groups
+from .indexing import Run, Strides, moved_by, row_major, runs
 from .window_loads import window_of
 
-Strides = Mapping[Digit, int]
 Layouts = Mapping[BoundTensor, Layout]
 """One rank's storage of what a kernel reads and writes."""
 
@@ -62,7 +60,7 @@ class Chunk:
     """Reduced indices ``start`` to ``start + valid``, a block of them wide; ``suffix`` ends the names of its values.
 
     ``start`` is ``None`` where the index is a variable (``index``), as in a loop; in a group it counts from ``first``.
-    ``mask``: the name of its mask.  ``lane``: the name of its lanes.  ``block``: how many, where chunks differ.
+    ``block``: how many lanes it has, named ``lane``.  ``mask``: the name of its mask.
     ``piece``: which of the program's columns.  ``turn``: the index that this turn of a loop begins with.
     """
 
@@ -70,9 +68,9 @@ class Chunk:
     start: int | None
     valid: int
     is_masked: bool
+    block: int
     mask: str = "r_mask"
     lane: str = "c"
-    block: int | None = None
     index: str = "r"
     piece: Piece = _ALL_COLUMNS
     turn: str = "start"
@@ -80,6 +78,10 @@ class Chunk:
     def where(self, text: str, neutral: str) -> str:
         """``text`` in the lanes that are within the mask."""
         return f"tl.where({self.mask}, {text}, {neutral})" if self.is_masked else text
+
+    def few(self, lanes: str) -> Chunk:
+        """The same with a few ``lanes`` alone."""
+        return replace(self, lane=lanes, index=f"({self.turn} + {lanes})")
 
 
 def coordinates_on(segment: Segment, rank: int) -> Coordinates:
@@ -135,10 +137,9 @@ class Tile:
         """Is there one kept element, which then needs no index?  One of a batch is indexed as if there were others."""
         return self.x_total == 1 and not self.space.is_invariant
 
-    def shape_of(self, chunk: Chunk | None) -> str:
+    def shape_of(self, chunk: Chunk) -> str:
         """Text of the shape of ``chunk``'s block, which may differ from the others'."""
-        x = (chunk.piece.width if chunk else None) or self.x_block
-        r = (chunk.block if chunk else None) or self.schedule.reduced
+        x, r = chunk.piece.width or self.x_block, chunk.block
         sizes = [n for n, there in ((x, self.x_lanes), (r, self.r_lanes)) if there]
         return str(sizes if self.space.is_inner else sizes[::-1])
 
@@ -168,7 +169,7 @@ class Tile:
         """r cut into blocks; without r one chunk that has no lanes."""
         block = self.schedule.reduced
         if not self.r_lanes:
-            return [Chunk("", 0, 1, False)]
+            return [Chunk("", 0, 1, False, block)]
         exchange, members = self.plan.exchange, self.schedule.members
         span = self.share if members else self.span // exchange.members if exchange is not None else self.span
         assert exchange is None or exchange.members == 1 or span % block == 0, "words of a block have no mask"
@@ -176,7 +177,7 @@ class Tile:
         found: list[Chunk] = []
         for k, start in enumerate(starts):
             suffix = f"_{k}" if len(starts) > 1 else ""
-            chunk = Chunk(suffix, start, min(block, span - start), start + block > span)
+            chunk = Chunk(suffix, start, min(block, span - start), start + block > span, block)
             if members or is_aligned:  # a mask each
                 is_masked = start + block > self.least_share or (is_aligned and start == 0)
                 chunk = replace(chunk, is_masked=is_masked, mask=f"r_mask{suffix}")
@@ -219,7 +220,7 @@ class Tile:
 
     def has_x_lanes(self, strides: Strides) -> bool:
         """Does the offset differ between the columns of a program?"""
-        return self.x_lanes and any(g.below < self.columns for g in self.x_groups(strides))
+        return self.x_lanes and any(g.below < self.columns for g in self.x_runs(strides))
 
     @property
     def share(self) -> int:
@@ -256,47 +257,39 @@ class Tile:
 
     # offsets
 
-    def x_groups(self, strides: Strides) -> list[Group]:
+    def x_runs(self, strides: Strides) -> list[Run]:
         steps = [strides.get(a, 0) for a in self.space.x]
         if not steps and not self.is_alone:
-            return [Group(1, 1, 1, True)]  # a row outside of any batch is the first of one: no other lane is stored
+            return [Run(1, 1, 1, True)]  # a row outside of any batch is the first of one: no other lane is stored
         if self.x_total == 1 and not self.is_alone and any(steps):
-            return [Group(1, 1, [s for s in steps if s][-1], True)]
+            return [Run(1, 1, [s for s in steps if s][-1], True)]
         extents = list(self.x_extents)
         for k in takewhile(lambda k: extents[k] == 1, range(len(extents) if self.space.is_invariant else 0)):
             extents[k] = 2  # outermost, of which nothing but that there are several is in the text
-        return groups(extents, steps)
+        return runs(extents, steps)
 
-    def r_groups(self, strides: Strides) -> list[Group]:
-        return groups(self.r_extents, [strides.get(a, 0) for a in self.space.r])
+    def r_runs(self, strides: Strides) -> list[Run]:
+        return runs(self.r_extents, [strides.get(a, 0) for a in self.space.r])
 
     def _strides_of(self, tensor: BoundTensor, layout: Layout) -> Strides:
         """Elements that one step of each atom moves."""
-        found: dict[Digit, int] = {}
-        for atom in self.space.atoms[tensor]:
-            steps = [(place(atom, d), s) for d, s in zip(layout.digits, layout.strides, strict=True)]
-            found[atom] = sum(p * s for p, s in steps if p is not None)
-        return found
+        steps = dict(zip(layout.digits, layout.strides, strict=True))
+        return {atom: moved_by(atom, steps) for atom in self.space.atoms[tensor]}
 
     def part(self, chunk: Chunk, strides: Strides) -> range | None:
         """The values in ``chunk`` of an index that walks r, and nothing else, in order; ``None`` of any other."""
         if chunk.start is None or self.schedule.members or set(strides) != set(self.space.r):
             return None
-        if self.r_groups(strides) != [Group(1, self.r_total, 1, True)]:
+        if self.r_runs(strides) != [Run(1, self.r_total, 1, True)]:
             return None
         return range(chunk.start, chunk.start + chunk.valid)
 
     def index_strides(self, expr: Expr) -> tuple[Strides, int]:
         """Of a factory: how far each atom moves the row-major index of the whole, and where this rank starts."""
-        weights: list[tuple[Digit, int]] = []
-        below = 1
-        for axis in reversed(expr.output.domain.logical):
-            for d in reversed(axis):
-                weights.append((d, below))
-                below *= d.extent
-        moved = {a: _moves(a, weights) for a in self.space.atoms[expr.output]}
-        own = expr.output.domain.mesh_digits
-        return moved, sum(k * _moves(d, weights) for d, k in self.coordinates.items() if d in own)
+        domain = expr.output.domain
+        steps = row_major(d for axis in domain.logical for d in axis)
+        strides = {a: moved_by(a, steps) for a in self.space.atoms[expr.output]}
+        return strides, sum(k * moved_by(d, steps) for d, k in self.coordinates.items() if d in domain.mesh_digits)
 
     def _span(self, atoms: Axis, extents: list[int], strides: Strides, block: int) -> bool:
         """Can the offset along ``atoms`` pass 32 bits?  In masked lanes too, where the outermost index runs on."""
@@ -313,8 +306,3 @@ class Tile:
         if space.r and (self.space.is_inner or not self.x_lanes):
             return True
         return any(self._span(space.x, self.x_extents, s, self.x_block) for s in self.walked_over)
-
-
-def _moves(digit: Digit, weights: list[tuple[Digit, int]]) -> int:
-    steps = [(place(digit, d), w) for d, w in weights]
-    return sum(p * w for p, w in steps if p is not None)

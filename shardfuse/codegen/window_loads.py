@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir.digits import Axis, Digit, extent
+from ..ir.digits import Digit, extent
 from ..ir.expr import Expr, reads_of
 from ..ir.layout import Layout
-from ..segments.space import Space, place
-
-Strides = Mapping[Digit, int]
+from ..segments.space import Space
+from .indexing import Strides, moved_by, row_major
 
 
 @dataclass(frozen=True)
@@ -59,24 +58,12 @@ def window_of(expr: Expr, layout: Layout, space: Space) -> Window:
         old, new = source.logical[r.axis], target.logical[r.axis]
         gone.update(old)
         step = steps[old[-1]] if old else 0
-        index = _index_strides(new, space)
+        whole = row_major(new)
+        index = {a: moved_by(a, whole) for d in new for a in space.pieces[d]}
         strides |= {a: n * r.step * step for a, n in index.items()}
         first += r.offset * step
         if r.start > 0 or r.stop < extent(new):
             bounds.append(Bound(index, r.start, r.stop, extent(new)))
-    for atom in space.atoms[expr.output]:
-        if atom not in strides:
-            moves = [(place(atom, d), n) for d, n in steps.items() if d not in gone]
-            strides[atom] = sum(p * n for p, n in moves if p is not None)
+    rest = {d: n for d, n in steps.items() if d not in gone}
+    strides |= {atom: moved_by(atom, rest) for atom in space.atoms[expr.output] if atom not in strides}
     return Window(strides, first, tuple(bounds))
-
-
-def _index_strides(axis: Axis, space: Space) -> Strides:
-    """How far each atom of ``axis`` moves the index along it."""
-    found: dict[Digit, int] = {}
-    below = 1
-    for d in reversed(axis):
-        for atom in space.pieces[d]:
-            found[atom] = below * (place(atom, d) or 0)
-        below *= d.extent
-    return found

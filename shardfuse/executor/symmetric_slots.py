@@ -27,13 +27,12 @@ from typing import Any, cast
 import torch
 
 from ..codegen.claims import programs_at_once, within
-from ..codegen.mesh_exchange import Reported, slots_of, table, table_words
+from ..codegen.mesh_exchange import Reported, row_elements, slots_of, table, table_words
 from ..mesh import DeviceMesh, ParallelType
 from ..mesh.groups import current_rank
 from ..mesh.symmetric import Arena, arena
 from ..rank_errors import ExchangeTimeoutError
 from ..schedulers.plan import KernelPlan, RankExchange
-from ..schedulers.sent_words import row_elements
 from .comparison import digest
 from .kept_tensors import made_to_last
 from .kernel import Argument, Kernel, Launch

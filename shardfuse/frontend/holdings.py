@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from ..ir.digits import Axis, Digit, Root, cut_out, extent
 from ..ir.domain import BoundDomain
 
@@ -61,7 +59,7 @@ def _roots(axis: Axis, index: int) -> dict[Root, int]:
     """The index of each root where the axis is at ``index``."""
     found: dict[Root, int] = {}
     for k, digit in enumerate(axis):
-        below = prod(d.extent for d in axis[k + 1 :])
+        below = extent(axis[k + 1 :])
         value = index // below % digit.extent if k else index // below
         base, value = digit.base, value * digit.weight
         while isinstance(base, Digit):

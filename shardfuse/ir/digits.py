@@ -79,9 +79,14 @@ def axis_of(root: Root, singles: int = 0) -> Axis:
     return (Digit(root, 1, root.extent), *alone) if root.extent != 1 else alone
 
 
-def extent(axis: Axis) -> int:
+def extent(axis: Iterable[Digit]) -> int:
     """Number of elements; an upper bound where one of two unevenly cut digits stands alone."""
     return prod(d.extent for d in axis)
+
+
+def listed(digits: Iterable[Digit]) -> str:
+    """For a message."""
+    return ", ".join(sorted(map(str, digits)))
 
 
 def merge(*axes: Axis) -> Axis:

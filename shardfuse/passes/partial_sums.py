@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from ..analysis.chain import ONE_STEP_BYTES, PAIR_BYTES
 from ..analysis.communication_table import local_bytes
@@ -128,7 +127,7 @@ def _even_part(total: BoundDomain, p: ParallelType, ranks: int) -> Axis | None:
     for axis in total.logical:
         here = without(axis, tuple(d for _, digits in total.sharding for d in digits))
         if extent(here) and extent(here) % ranks == 0 and here[0].extent % ranks == 0:
-            digits, _ = split(here, prod(d.extent for d in here) // ranks)
+            digits, _ = split(here, extent(here) // ranks)
             if total.mesh is not None and is_possible({**dict(total.sharding), p: digits}, total.logical, total.mesh):
                 return digits
     return None

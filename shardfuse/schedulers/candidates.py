@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from math import prod
 
 from ..device import Device
-from ..ir.digits import Axis
+from ..ir.digits import Axis, extent
 from ..segments.segment import Segment
 from . import kernels_of, persistent, proposed
 from .features import Features, features_or_refusal
@@ -30,8 +29,8 @@ _STAGES = (2, 3, 4, 5)
 _RESIDENT = (12, 52)
 """Resident warps whose bounds on registers are tried: with fewer no bound binds, with more little is held."""
 
-Step = Callable[[Schedule, Device], Iterator[Callable[[], Schedule]]]
-"""What makes the neighbours of a schedule; each may turn out to be none."""
+Tries = Iterator[Callable[[], Schedule]]
+"""Neighbours of a schedule, each of which may turn out to be none (``_made``)."""
 
 
 def candidates(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> tuple[Schedule, ...]:
@@ -113,28 +112,28 @@ def _space_of(scheduler: str, segment: Segment, device: Device) -> Features | No
 
 def _rounded_up(axis: Axis) -> int:
     """The smallest power of two that holds the axis."""
-    return power_of_two(prod(digit.extent for digit in axis))
+    return power_of_two(extent(axis))
 
 
 # one step
 
 
-def _kept(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+def _kept(schedule: Schedule, device: Device) -> Tries:
     if not schedule.columns:
         yield from (partial(schedule.sized, kept=n) for n in (2 * schedule.kept, schedule.kept // 2))
 
 
-def _reduced(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+def _reduced(schedule: Schedule, device: Device) -> Tries:
     yield from (partial(schedule.sized, reduced=n) for n in (2 * schedule.reduced, schedule.reduced // 2))
 
 
-def _sides(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+def _sides(schedule: Schedule, device: Device) -> Tries:
     """Longer one way and shorter the other."""
     yield partial(schedule.sized, kept=2 * schedule.kept, reduced=schedule.reduced // 2)
     yield partial(schedule.sized, kept=schedule.kept // 2, reduced=2 * schedule.reduced)
 
 
-def _warps(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+def _warps(schedule: Schedule, device: Device) -> Tries:
     """More or fewer threads for the same block, and for one that grows with them."""
     for warps in (2 * schedule.launch.warps, schedule.launch.warps // 2):
         yield lambda n=warps: _resident(schedule.with_warps(n), device)
@@ -143,12 +142,12 @@ def _warps(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule
             yield lambda n=warps, reduced=block: _resident(schedule.with_warps(n).sized(reduced=reduced), device)
 
 
-def _stages(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+def _stages(schedule: Schedule, device: Device) -> Tries:
     if not schedule.is_held or schedule.parts > 1:
         yield from (partial(schedule.with_stages, n) for n in _STAGES)
 
 
-def _registers(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+def _registers(schedule: Schedule, device: Device) -> Tries:
     """The next steps up and down, and no bound."""
     now = schedule.launch.registers
     fits = device.bound(schedule.launch.warps)
@@ -161,12 +160,12 @@ def _registers(schedule: Schedule, device: Device) -> Iterator[Callable[[], Sche
         yield partial(schedule.with_registers, None)
 
 
-def _parts(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+def _parts(schedule: Schedule, device: Device) -> Tries:
     if schedule.parts > 1:
         yield from (partial(schedule.split_into, n) for n in (2 * schedule.parts, schedule.parts // 2) if n > 1)
 
 
-def _groups(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+def _groups(schedule: Schedule, device: Device) -> Tries:
     group = schedule.group
     if group is None or group.members == 1:
         return
@@ -182,7 +181,7 @@ def _groups(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedul
             yield lambda: replace(schedule, group=replace(group, exchange=polled))
 
 
-def _launches(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+def _launches(schedule: Schedule, device: Device) -> Tries:
     yield partial(schedule.finished_at_once, is_one_launch=not schedule.is_one_launch)
 
 
@@ -194,7 +193,7 @@ def _resident(schedule: Schedule, device: Device) -> Schedule:
     return schedule.shared_by(schedule.group.members, programs)
 
 
-_STEPS: dict[str, tuple[Step, ...]] = {
+_STEPS: dict[str, tuple[Callable[[Schedule, Device], Tries], ...]] = {
     "pointwise": (_kept, _warps, _registers),
     "transpose": (_kept, _reduced, _sides, _warps),
     "persistent": (_kept, _reduced, _warps, _registers, _groups),

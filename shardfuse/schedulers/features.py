@@ -7,7 +7,7 @@ here, and look at the expressions of a segment no further.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 
 from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
@@ -21,7 +21,7 @@ from ..segments.segment import Segment, leading_to
 from ..segments.space import Space, analyse, as_columns, run_below
 from .limits import LONG_WARPS, WARP, power_of_two, vector
 
-HEAVY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma", "tanh")),)
+_COSTLY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma", "tanh")),)
 """Functions of so many instructions that to evaluate them again takes longer than to hold what they gave."""
 
 
@@ -103,7 +103,7 @@ class Features(Space):
     @cached_property
     def evaluates(self) -> bool:
         """Is a costly function computed of each element of a row before the first reduction?"""
-        costly = (e for e in self.segment.exprs if e.op in HEAVY and not POINTWISE[e.op.name].by_its_number(e.inputs))
+        costly = filter(is_costly, self.segment.exprs)
         return any(self.has_r(e.output) and not self.phase[e.output] for e in costly)
 
     @cached_property
@@ -215,21 +215,8 @@ class Features(Space):
 
 def on(space: Space, device: Device) -> Features:
     """``space`` on ``device``."""
-    return Features(
-        segment=space.segment,
-        x=space.x,
-        r=space.r,
-        atoms=space.atoms,
-        pieces=space.pieces,
-        phase=space.phase,
-        is_inner=space.is_inner,
-        walked=space.walked,
-        inside=space.inside,
-        grouped=space.grouped,
-        sides=space.sides,
-        block=space.block,
-        device=device,
-    )
+    own = {part.name: vars(space)[part.name] for part in fields(space)}
+    return Features(**own, device=device)
 
 
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn
@@ -254,6 +241,11 @@ def features(segment: Segment, device: Device) -> Features:
     found = features_or_refusal(segment, device)
     assert not isinstance(found, str), found
     return found
+
+
+def is_costly(expr: Expr) -> bool:
+    """Does it take longer to evaluate ``expr`` again than to hold what it gave?  Some numbers make it cheap."""
+    return expr.op in _COSTLY and POINTWISE[expr.op.name].by_its_number(expr.inputs) is None
 
 
 def carried(expr: Expr) -> DataType:

@@ -14,8 +14,8 @@ WIDEST_LOAD = 8
 MAX_WARPS = 16
 """Warps of a program at the most, but of the longest rows: more of them wait for each other at every reduction."""
 WIDEST_WARPS = MAX_THREADS // WARP
-"""Warps of a program that holds one of the longest rows.  RMSNorm of 8192 x 32768, bfloat16, took 278 us on an H200 so,
-with 16 warps 291."""
+"""The most that CUDA launches together: of a program that holds one of the longest rows.  RMSNorm of 8192 x 32768,
+bfloat16, took 278 us on an H200 so, with 16 warps 291."""
 INT32_LIMIT = 2**31
 """The first offset or index that does not fit 32 bits with a sign; from here on they are 64-bit."""
 NARROWEST_PIECE = 8

@@ -12,7 +12,7 @@ from ..segments.segment import Segment
 from .features import Features, features, reduction_or_refusal
 from .lagged_group import lagged_group
 from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, power_of_two_within
-from .plan import KernelPlan, kernel_name
+from .plan import KernelPlan
 from .resources import within_shared
 from .row_groups import looping_group, paired_group
 from .schedule import Access, Launch, Loop, Schedule, Tile
@@ -100,4 +100,4 @@ def _folded(space: Features, of_a_warp: int, r_block: int) -> int:
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
     space = features(segment, device).joined.in_columns
-    return (KernelPlan(kernel_name("looped", space.segment), space, schedule),)
+    return (KernelPlan.of("looped", space, schedule),)

@@ -17,19 +17,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
 from ..device import MAX_REGISTERS, Device
-from ..ir.digits import Digit, Root
+from ..ir.digits import Digit, Root, extent, listed
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..segments.added_sums import added_sums
-from ..segments.segment import Segment, leading_to, segment_of
-from ..segments.space import Atoms, Space, cut_into_atoms, listed, lost, storage_order
+from ..segments.segment import Atoms, Segment, leading_to, segment_of
+from ..segments.space import Space, cut_into_atoms, lost, storage_order
 from . import pointwise, reduction
 from .features import Features, features, itemsizes, on
 from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within
-from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
+from .plan import KernelPlan, may_be_stages, one_launch
 from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
@@ -76,11 +75,10 @@ def propose(segment: Segment, device: Device) -> Schedule:
     space, tile = mixed.space, _tile(mixed)
     if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
-    walked = prod(a.extent for a in space.walked)
+    walked = extent(space.walked)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
-    samples = prod(a.extent for a in space.x if a not in space.walked)
-    wanted = max(device.multiprocessors * tile.programs // samples, 1)
+    wanted = max(device.multiprocessors * tile.programs // space.samples, 1)
     splits = wanted if blocks >= wanted else power_of_two_within(blocks)
     again = 0 if tile.keeps else space.reduced * itemsizes(space.beside)  # as each row's loads
     own = tile.registers(device)
@@ -159,11 +157,11 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     assert not isinstance(finishes, str), finishes
     first = storing(mixed.main, mixed.stored, columns)
     space = with_partials(first, mixed.space, columns, split)
-    plans = [KernelPlan(kernel_name("mix_order", first), space, schedule, split)]
+    plans = [KernelPlan.of("mix_order", space, schedule, split)]
     for finish in finishes:
         space = features(finish, device)
         how = finishing(space) if space.r else pointwise.propose(finish, device)
-        plans.append(KernelPlan(kernel_name("finish", finish), space, how))
+        plans.append(KernelPlan.of("finish", space, how))
     return (one_launch("mix_order", segment, plans),) if schedule.is_one_launch else tuple(plans)
 
 
@@ -194,7 +192,7 @@ def analyse_mixed(segment: Segment, device: Device) -> Mixed | str:
     if any(g != rows[0] for g in rows):
         return f"some reductions take {listed(rows[0])}, others {listed(next(g for g in rows if g != rows[0]))}"
     held = frozenset[Digit]().union(*(atoms[t] for e, g in gone.items() if g == rows[0] for t in e.tensors))
-    if every - held and prod(a.extent for a in rows[0]) < WARPS * WARP:
+    if every - held and extent(rows[0]) < WARPS * WARP:
         return f"what it reduces along rows lacks {listed(every - held)}, and would be reduced anew for each"
     columns = [e for e, g in gone.items() if g != rows[0]]
     walked = frozenset[Digit].intersection(*(gone[e] for e in columns)) - rows[0]

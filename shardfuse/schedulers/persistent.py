@@ -23,7 +23,7 @@ from .limits import (
     power_of_two_within,
     vector,
 )
-from .plan import KernelPlan, kernel_name
+from .plan import KernelPlan
 from .row_groups import columns_held_by_group, held_by_group, paired_group, why_not_held
 from .schedule import Access, Launch, Registers, Schedule, Tile
 
@@ -280,4 +280,4 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     space = features(segment, device)
     if schedule.group or schedule.is_packed or (space.takes_one_walk and not space.joined.is_variance):
         space = space.joined
-    return (KernelPlan(kernel_name("persistent", space.segment), space.in_columns, schedule),)
+    return (KernelPlan.of("persistent", space.in_columns, schedule),)

@@ -81,6 +81,11 @@ class KernelPlan:
         taken = launch.warps * WARP * (launch.registers or REGISTERS_OF_A_THREAD[0])
         refuse(taken > self.device.registers, f"{taken} registers of a program, {self.device.registers} there are")
 
+    @staticmethod
+    def of(scheduler: str, space: Features, schedule: Schedule, split: Digit | None = None) -> KernelPlan:
+        """A kernel that ``scheduler`` gives its name."""
+        return KernelPlan(_name(scheduler, space.segment), space, schedule, split)
+
     @property
     def segment(self) -> Segment:
         """What it computes; of stages, all of it."""
@@ -116,15 +121,15 @@ def one_launch(scheduler: str, segment: Segment, plans: Sequence[KernelPlan], *,
 
     Raises ScheduleError where a later stage would need scalars.
     """
-    refuse(not may_be_stages(segment), f"stages of {kernel_name(scheduler, segment)} need scalars")
+    name, first = _name(scheduler, segment), plans[0]
+    refuse(not may_be_stages(segment), f"stages of {name} need scalars")
     exprs = [e for p in plans for e in p.segment.exprs]
     made = dict.fromkeys(t for p in plans for t in p.segment.outputs)
     whole = Segment.of(exprs, made)
-    name, first = kernel_name(scheduler, segment), plans[0]
     return KernelPlan(name, replace(first.space, segment=whole), first.schedule, stages=tuple(plans), shares=shares)
 
 
-def kernel_name(scheduler: str, segment: Segment) -> str:
+def _name(scheduler: str, segment: Segment) -> str:
     """``persistent_T7_T9``: what it does and what it stores."""
     outputs = [str(t) for t in segment.outputs]
     if len(outputs) > 4:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import takewhile
-from math import prod
 
 from ..device import Device
 from ..ir.digits import Axis, extent
@@ -13,7 +12,7 @@ from ..segments.segment import Segment
 from ..segments.space import Space
 from .features import Features, features, features_or_refusal
 from .limits import WARP, WARPS, vector
-from .plan import KernelPlan, kernel_name
+from .plan import KernelPlan
 from .schedule import Launch, Schedule, Tile
 
 
@@ -40,7 +39,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
     space = in_rows(features(segment, device), schedule.kept)
-    return (KernelPlan(kernel_name("pointwise", segment), space, schedule),)
+    return (KernelPlan.of("pointwise", space, schedule),)
 
 
 def in_rows(space: Features, block: int) -> Features:
@@ -51,7 +50,7 @@ def in_rows(space: Features, block: int) -> Features:
     device, tuned = space.device, space.tuned.maps
     by_row = [t for t in space.segment.loads if space.has_x(t) and space.x[-1] not in space.atoms[t]]
     along = tuple(takewhile(lambda a: not any(a in space.atoms[t] for t in by_row), reversed(space.x)))[::-1]
-    columns = prod(a.extent for a in along)
+    columns = extent(along)
     walked = [t for t in (*space.segment.loads, *space.segment.outputs) if space.is_streamed(t)]
     idle = -columns % block
     is_aligned = all(vector(t.dtype, columns, device) * t.dtype.itemsize >= device.access_bytes for t in walked)

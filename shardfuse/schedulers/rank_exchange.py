@@ -30,11 +30,11 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Cast, Iota, Pointwise, Reduce, Set, View, is_reduction
 from ..mesh import DeviceMesh
 from ..segments.segment import Segment, touches_empty
-from ..segments.space import Space, analyse
+from ..segments.space import Space, analysed
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
-from .plan import KernelPlan, RankExchange, kernel_name
+from .plan import KernelPlan, RankExchange
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
 
@@ -72,7 +72,6 @@ def exchanged(
 
     known: what ``before`` exchanges already.  needed: what is read outside of the three, the fusion's outputs among it.
     """
-    producer = {t: e for e in before.exprs for t in e.outputs}
     over = [communication_of(e) for e in call.exprs]
     dims = {c.mesh_dim for c in over if c is not None}
     if any(c is None or c.kind is not Collective.ALL_REDUCE for c in over) or len(dims) != 1 or None in dims:
@@ -90,11 +89,12 @@ def exchanged(
     sums = {e.tensors[0]: e for e in call.exprs}
     outside = frozenset(needed)
     for partial, total in sums.items():
-        maker = producer.get(partial)
+        maker = before.maker.get(partial)
         refusal = _why_not_within(partial, total, maker, outside, after)
         if refusal is not None:
             return refusal
-    exprs = [_over_ranks(e, sums) for e in before.exprs]
+    # a reduction whose partial results are exchanged gives those of all ranks
+    exprs = [replace(e, outputs=sums[e.output].outputs) if e.output in sums else e for e in before.exprs]
     exprs += [e for e in after.exprs if e not in before.exprs]
     wanted = (*before.outputs, *(e.output for e in sums.values()), *after.outputs)
     segment = Segment.of(exprs, [t for t in wanted if t not in sums and (t in outside or t in after.outputs)])
@@ -115,12 +115,6 @@ def _why_not_within(
     return None
 
 
-def _over_ranks(expr: Expr, sums: dict[BoundTensor, Expr]) -> Expr:
-    """A reduction whose partial results are exchanged gives those of all ranks."""
-    total = sums.get(expr.output)
-    return expr if total is None else replace(expr, outputs=(total.output,))
-
-
 def why_not(found: Exchanged, device: Device) -> str | None:
     """Why no kernel exchanges what ``found`` says; ``None`` where one does."""
     segment, exchange = found.segment, found.exchange
@@ -132,9 +126,8 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     uneven = _uneven(segment, exchange)
     if any(not _is_row_uneven(t, exchange, space) for t in uneven):
         return f"{uneven[0]} is cut unevenly, and not along its rows alone"
-    made = {t: e for e in segment.exprs for t in e.outputs}
     for t in exchange.statistics:
-        if not space.has_r(made[t].tensors[0]) or space.has_r(t):
+        if not space.has_r(segment.maker[t].tensors[0]) or space.has_r(t):
             return f"{t} reduces nothing on this rank"
     if not space.is_inner or space.walked or space.in_columns.grouped or space.block:
         return "what is reduced is not innermost" if not space.block else "blocks of its rows are reduced as well"
@@ -161,8 +154,7 @@ def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
     A statistic itself is added up by all in the same way.  So is what is made of such numbers one by one, by the same
     operations in the same order, where the compiler contracts none of them: neither sizes nor blocks are part of it.
     """
-    space = analyse(segment)
-    assert not isinstance(space, str), "it was asked about"
+    space = analysed(segment)
     uneven = _uneven(segment, exchange)
     other = next((t for t in _alike(segment, exchange, space) if not _is_of_rows(t, segment, exchange, space)), None)
     return f"{other}, of which all ranks have as much, would be made with {uneven[0]}" if uneven and other else None
@@ -179,11 +171,11 @@ def _alike(segment: Segment, exchange: RankExchange, space: Space) -> list[Bound
 
 def _is_of_rows(result: BoundTensor, segment: Segment, exchange: RankExchange, space: Space) -> bool:
     """Is ``result`` made of numbers that all ranks have of each row, one number of one of each?"""
-    made, todo = {t: e for e in segment.exprs for t in e.outputs}, [result]
+    todo = [result]
     for t in todo:
         if space.has_r(t):
             return False
-        maker = None if t in exchange.statistics else made.get(t)
+        maker = None if t in exchange.statistics else segment.maker.get(t)
         if maker is None:
             continue
         if not isinstance(maker.op, _ONE_BY_ONE):
@@ -268,13 +260,16 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     if held <= _held(device, _MANY_WARPS) and space.kept > programs * schedule.kept:
         programs, registers = free * max(_MANY_WARPS // launch.warps, 1), device.bound(_MANY_WARPS)
     launch = replace(launch, registers=min(launch.registers or registers, registers))
-    is_by_rows = found.exchange.sent is not None and is_in_rows(space)
     is_claimed = programs > free and space.kept > free * schedule.kept
-    programs = programs if is_claimed else free
     is_uneven = bool(_uneven(segment, found.exchange))
-    is_alike = is_uneven and bool(_alike(segment, found.exchange, space))
-    shared = {"is_claimed": is_claimed, "is_in_rows": is_by_rows, "members": members}
-    shared |= {"is_uneven": is_uneven, "is_alike": is_alike}
-    exchange = replace(found.exchange, programs=programs, **shared)
+    exchange = replace(
+        found.exchange,
+        programs=programs if is_claimed else free,
+        is_claimed=is_claimed,
+        is_in_rows=found.exchange.sent is not None and is_in_rows(space),
+        members=members,
+        is_uneven=is_uneven,
+        is_alike=is_uneven and bool(_alike(segment, found.exchange, space)),
+    )
     schedule = replace(schedule, launch=launch)
-    return (KernelPlan(kernel_name("exchange", segment), space, schedule, exchange=exchange),)
+    return (replace(KernelPlan.of("exchange", space, schedule), exchange=exchange),)

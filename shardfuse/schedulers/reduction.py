@@ -18,14 +18,13 @@ from ..device import LEAST_COPY, MAX_THREADS, Device
 from ..ir.digits import Digit, Root
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise
-from ..ops.table import POINTWISE
 from ..segments.segment import Segment, segment_of
 from ..segments.space import stored_atoms
-from .features import HEAVY, Features, features, reduction_or_refusal
+from .features import Features, features, is_costly, reduction_or_refusal
 from .limits import MAX_WARPS, WARP, WARPS, WIDEST_WARPS, power_of_two, power_of_two_within, vector
 from .looped import down_columns, in_loop
 from .persistent import in_registers
-from .plan import KernelPlan, kernel_name, one_launch
+from .plan import KernelPlan, one_launch
 from .resources import summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
 from .split_k import (
@@ -148,7 +147,7 @@ def _needs_registers(space: Features) -> bool:
 
 
 def _weight(expr: Expr) -> int:
-    """How many heavy functions it comes to.
+    """How many costly functions it comes to.
 
     With two of them arithmetic is what takes the time: half as much a thread, twice as many programs.  The bias
     gradient of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524.
@@ -156,9 +155,7 @@ def _weight(expr: Expr) -> int:
     With tanh as two, the sum over dim 0 of the gradient of GELU by tanh, stored too, 16384 x 8192 of bfloat16, took
     273 us on an H200, as one 668; of tanh's gradient alone 224 and 369.
     """
-    if expr.op not in HEAVY or POINTWISE[expr.op.name].by_its_number(expr.inputs) is not None:
-        return 0
-    return 2 if expr.op == _TANH else 1
+    return is_costly(expr) * (2 if expr.op == _TANH else 1)
 
 
 def _narrow_columns(space: Features) -> Schedule:
@@ -230,7 +227,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     """One kernel, or two joined by workspaces: the second reads what the first stores."""
     space = features(segment, device)
     if schedule.split is None:
-        return (KernelPlan(kernel_name("reduction", segment), space, schedule),)
+        return (KernelPlan.of("reduction", space, schedule),)
     if schedule.split.side_by_side > 1:
         wider = side_by_side(space, schedule.split.side_by_side)
         assert wider is not None, space
@@ -248,8 +245,8 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     if schedule.is_one_launch and not second_space.is_inner:
         finish = fitting(finish, schedule, summed_registers(second))
     plans = (
-        KernelPlan(kernel_name("reduction", first), with_partials(first, space, partials, split), schedule, split),
-        KernelPlan(kernel_name("finish", second), second_space, finish),
+        KernelPlan.of("reduction", with_partials(first, space, partials, split), schedule, split),
+        KernelPlan.of("finish", second_space, finish),
     )
     if not schedule.is_one_launch or (shares and second_space.x != space.x):
         return plans

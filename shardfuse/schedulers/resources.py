@@ -16,12 +16,11 @@ from ..ir.op import Reduce
 from ..segments.segment import Segment
 from ..segments.space import run_below
 from .features import Features, carried, itemsizes
+from .limits import REGISTER_BYTES
 from .plan import KernelPlan
 from .schedule import Loop, Registers, RowLoop, Schedule, Sides
 from .schedule_parts import REGISTERS_OF_A_THREAD
 
-REGISTER = 4
-"""Bytes of a register."""
 _SHARED = 0.9
 """The part of shared memory that copies in flight may take; reductions across warps need the rest."""
 _ADDRESSES = 16
@@ -51,7 +50,7 @@ class Element:
 
         What stays are sums of columns, and vectors where they are kept as they are computed with.
         """
-        stays = (self.rows + self.sums + (self.computed if keeps else 0)) / REGISTER
+        stays = (self.rows + self.sums + (self.computed if keeps else 0)) / REGISTER_BYTES
         return stays + _COMPUTED + (_COMPUTED_AGAIN if phases > 2 else 0)
 
     def in_lagged_loop(self, elements: int, rows: int, exchanged: int) -> int:
@@ -59,7 +58,7 @@ class Element:
 
         All of it is as it is loaded.  exchanged: loads and results of a row.
         """
-        held = elements * (2 * rows * self.rows + self.vectors + self.sums) // REGISTER
+        held = elements * (2 * rows * self.rows + self.vectors + self.sums) // REGISTER_BYTES
         return held + _LAGGED_ADDRESSES + _LAGGED_EACH * rows * exchanged
 
 
@@ -83,7 +82,7 @@ def element_of(space: Features, columns: Iterable[Expr]) -> Element:
 def summed_registers(segment: Segment) -> int:
     """Of one element while it is added up: of the widest of what is reduced, and of what it is accumulated in."""
     widest = (d for e in segment.exprs if isinstance(e.op, Reduce) for d in (e.tensors[0].dtype.compute, carried(e)))
-    return max(max(d.itemsize for d in widest) // REGISTER, 1)
+    return max(max(d.itemsize for d in widest) // REGISTER_BYTES, 1)
 
 
 # of a thread
@@ -99,20 +98,20 @@ def words_of(plan: KernelPlan) -> float:
         columns = [e for e in segment.exprs if plan.split in space.atoms[e.output]]
         element = element_of(space, columns)
         if schedule.group:
-            return elements * (2 * schedule.turn * element.rows + element.vectors + element.sums) / REGISTER
+            return elements * (2 * schedule.turn * element.rows + element.vectors + element.sums) / REGISTER_BYTES
         return elements * element.in_row_loop(space.phases, keeps=schedule.keeps)
     elements = schedule.kept * schedule.reduced / threads
     if not (schedule.is_held and space.r):
         return elements * len(rows) * _width(rows)
     elements *= -(-space.reduced // (schedule.reduced * max(schedule.members, 1)))
     if schedule.is_packed or schedule.lag:
-        return elements * (1 + schedule.lag) * space.element_bytes / REGISTER
+        return elements * (1 + schedule.lag) * space.element_bytes / REGISTER_BYTES
     return elements * space.held * _width(rows)
 
 
 def _width(tensors: Iterable[BoundTensor]) -> int:
     """Registers of an element of the widest of them, as it is computed with."""
-    return max((t.dtype.compute.itemsize // REGISTER for t in tensors), default=1) or 1
+    return max((t.dtype.compute.itemsize // REGISTER_BYTES for t in tensors), default=1) or 1
 
 
 def shared_of(plan: KernelPlan) -> int:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 
 from ..device.region_costs import HEAVY, RANDOM
+from ..ir.digits import extent
 from ..ir.expr import BoundTensor
 from ..ir.op import Pointwise, Random, Reduce, Statistic
 from .features import Features
@@ -71,10 +72,9 @@ def _programs(plan: KernelPlan) -> int:
     """Programs of the grid."""
     space, schedule = plan.space, plan.schedule
     if isinstance(schedule.order, RowLoop):
-        samples = prod(a.extent for a in space.x if a not in space.walked)
-        return schedule.programs or samples * schedule.parts
+        return schedule.programs or space.samples * schedule.parts
     if space.sides[1]:
-        along, across = (prod(a.extent for a in side) for side in reversed(space.sides))
+        along, across = (extent(side) for side in reversed(space.sides))
         rest = space.kept // (along * across)
         return rest * ceil(along / schedule.kept) * (ceil(across / schedule.reduced) if across > 1 else 1)
     return schedule.grid(schedule.blocks(space.kept))
@@ -85,7 +85,7 @@ def _turns(plan: KernelPlan) -> int:
     space, schedule = plan.space, plan.schedule
     if isinstance(schedule.order, RowLoop):
         groups = schedule.group.at_once if schedule.group else schedule.parts
-        return ceil(prod(a.extent for a in space.walked) / (groups * schedule.order.rows))
+        return ceil(extent(space.walked) / (groups * schedule.order.rows))
     return ceil(schedule.blocks(space.kept) / schedule.group.at_once) if schedule.group else 1
 
 
@@ -108,7 +108,7 @@ def _moved(plan: KernelPlan) -> int:
 
 
 def _bytes(space: Features, tensor: BoundTensor) -> int:
-    return tensor.dtype.itemsize * prod(a.extent for a in space.atoms.get(tensor, ()))
+    return tensor.dtype.itemsize * extent(space.atoms.get(tensor, ()))
 
 
 def _instructions(plan: KernelPlan) -> float:
@@ -123,7 +123,7 @@ def _instructions(plan: KernelPlan) -> float:
         if isinstance(e.op, Pointwise | Reduce | Statistic):
             weight = HEAVY.get(e.op.name, 1)
         held = (t for t in (*e.tensors, *e.outputs) if t in space.atoms)
-        total += weight * max((prod(a.extent for a in space.atoms[t]) for t in held), default=0)
+        total += weight * max((extent(space.atoms[t]) for t in held), default=0)
     return total * lanes / used
 
 

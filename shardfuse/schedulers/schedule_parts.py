@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..device import MAX_REGISTERS, MAX_THREADS, WARP
+from ..device import MAX_REGISTERS
+from .limits import WIDEST_WARPS
 
 MAX_PARTS = 1024
 """Programs that share a reduction at the most: each leaves a row of partial results, which a later stage reads."""
@@ -14,8 +15,6 @@ MAX_MEMBERS = 128
 MAX_LAGGED_MEMBERS = 256
 """Programs of a group that reads ahead at the most: two for each multiprocessor of an H200.  Group norm of
 1 x 128 x 20 x 256 x 256, bfloat16, took 223 us so, in a loop 263."""
-MAX_WARPS_OF_A_PROGRAM = MAX_THREADS // WARP
-"""The most that CUDA launches together."""
 REGISTERS_OF_A_THREAD = (32, MAX_REGISTERS)
 """The least that a bound is worth, and the most that a thread has.  Source: CUDA C++ programming guide."""
 
@@ -229,8 +228,8 @@ class Launch:
     registers: int | None = None
 
     def __post_init__(self) -> None:
-        is_right = 1 <= self.warps <= MAX_WARPS_OF_A_PROGRAM and not self.warps & (self.warps - 1)
-        refuse(not is_right, f"{self.warps} warps, not a power of two up to {MAX_WARPS_OF_A_PROGRAM}")
+        is_right = 1 <= self.warps <= WIDEST_WARPS and not self.warps & (self.warps - 1)
+        refuse(not is_right, f"{self.warps} warps, not a power of two up to {WIDEST_WARPS}")
         refuse(self.stages < 1, f"{self.stages} pipeline stages")
         least, most = REGISTERS_OF_A_THREAD
         refuse(self.registers is not None and not least <= self.registers <= most, f"{self.registers} registers")

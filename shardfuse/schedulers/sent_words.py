@@ -1,4 +1,4 @@
-"""How a tensor that ranks send one another is cut: what no kernel sends, and the blocks and slots of one that does."""
+"""How a tensor that ranks send one another is cut: what no kernel sends, and the blocks of one that does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ..segments.segment import Segment
 from ..segments.space import Space
 from .features import carried
 from .limits import WARP, power_of_two_within
-from .plan import KernelPlan, RankExchange
 from .schedule import Registers, Schedule, Tile
 
 MOST_ELEMENTS = 1 << 16
@@ -30,8 +29,6 @@ MOST_MEMBERS = 4
 5.2 us with one program, 4.3 with 4, 4.5 with 8; 8 rows 5.2, 5.2 and 5.5."""
 _LEAST_WARPS = 4
 """Warps of a program of which several share a row: of one, the latency of its few loads is all that it has."""
-FLAG_WORDS = 4
-"""64-bit words from one flag of a row to the next: 32 bytes, the sector that a poll reads from L2."""
 
 
 def why_not_sent(sent: BoundTensor, space: Space) -> str | None:
@@ -74,27 +71,3 @@ def for_words(schedule: Schedule, space: Space, members: int) -> Schedule:
         warps //= 2  # elements of a block beyond a member's part are the next one's
     order, launch = Tile(1, warps * WARP * _EACH), replace(schedule.launch, warps=warps)
     return replace(schedule, order=order, residency=Registers(eager=not is_in_rows(space)), launch=launch)
-
-
-def member_words(plan: KernelPlan) -> int:
-    """64-bit words of a set of slots in which the programs of each row give each other their parts of reductions."""
-    exchange = plan.rank_exchange
-    if exchange.members == 1:
-        return 0
-    return len([e for e in plan.segment.exprs if isinstance(e.op, Reduce)]) * plan.space.kept * exchange.members
-
-
-def row_elements(plan: KernelPlan) -> int:
-    """Elements of a row of what is sent, in whole blocks."""
-    return -(-plan.space.reduced // plan.schedule.reduced) * plan.schedule.reduced
-
-
-def flags_of_rows(exchange: RankExchange) -> int:
-    """64-bit words of the flags of rows: in two sets, for each program and peer."""
-    return 2 * exchange.programs * (exchange.ranks - 1) * FLAG_WORDS
-
-
-def words_of_rows(plan: KernelPlan) -> int:
-    """64-bit words of each rank's slots for rows, with their flags."""
-    exchange = plan.rank_exchange
-    return flags_of_rows(exchange) + 2 * exchange.programs * (exchange.ranks - 1) * row_elements(plan) // 4

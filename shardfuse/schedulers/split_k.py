@@ -13,10 +13,10 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..segments.segment import Segment, leading_to
 from .features import Features, carried
-from .limits import WARP, power_of_two, power_of_two_within
+from .limits import REGISTER_BYTES, WARP, power_of_two, power_of_two_within
 from .persistent import in_registers
 from .plan import may_be_stages
-from .resources import REGISTER, resident, within_shared
+from .resources import resident, within_shared
 from .row_groups import halved
 from .schedule import Loop, Schedule, Split, Tile
 
@@ -116,7 +116,7 @@ def fitting(finish: Schedule, first: Schedule, words: int) -> Schedule:
     most = power_of_two_within(first.launch.warps * WARP * registers // words)
     if finish.kept * finish.reduced <= most:
         return finish
-    lanes = max(most // finish.reduced, min(finish.kept, SECTOR_BYTES // REGISTER // words))
+    lanes = max(most // finish.reduced, min(finish.kept, SECTOR_BYTES // REGISTER_BYTES // words))
     if finish.reduced <= most // lanes:
         return finish.sized(kept=lanes)
     return replace(finish.sized(kept=lanes, reduced=most // (2 * lanes)).with_stages(1), residency=Loop())

@@ -6,18 +6,17 @@ segments of memory on either side; the compiler turns it round in shared memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 
 from ..device import LINE_BYTES, Device
-from ..ir.digits import Axis, Digit
+from ..ir.digits import Axis, Digit, extent
 from ..segments.segment import Segment
 from ..segments.space import stored_atoms
 from .features import Features, features_or_refusal
 from .limits import LONG_WARPS, power_of_two
-from .plan import KernelPlan, kernel_name
+from .plan import KernelPlan
 from .schedule import Launch, Schedule, Sides
 
 _SIDE = LINE_BYTES
@@ -36,7 +35,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     assert not isinstance(space, str), space
     widest = max(t.dtype.itemsize for t in (*segment.loads, *segment.outputs) if space.is_streamed(t))
     side = min(2 * LINE_BYTES // widest, _SIDE)
-    across, along = (power_of_two(prod(a.extent for a in one)) for one in space.sides)
+    across, along = (power_of_two(extent(one)) for one in space.sides)
     x_block = min(along, max(side, side * side // across))
     y_block = min(across, max(side, side * side // x_block))
     programs = -(-space.kept // (x_block * y_block))
@@ -51,7 +50,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     """One kernel."""
     space = two_sided(segment, device)
     assert not isinstance(space, str), space
-    return (KernelPlan(kernel_name("transpose", segment), space, schedule),)
+    return (KernelPlan.of("transpose", space, schedule),)
 
 
 @lru_cache(maxsize=64)
@@ -73,19 +72,15 @@ def two_sided(segment: Segment, device: Device) -> Features | str:
     other = orders[max(others, key=lambda t: t.dtype.itemsize)]
     across = _side(other, frozenset((main[-1],)))
     along = _side(main, frozenset(across))
-    return replace(space, x=_rest(space.x, (*across, *along)), sides=(across, along))
+    both = (*across, *along)
+    return replace(space, x=(*(a for a in space.x if a not in both), *both), sides=(across, along))
 
 
 def _side(order: Sequence[Digit], taken: frozenset[Digit]) -> Axis:
     """Atoms that follow one another in memory up to the fastest, until they are a tile's side."""
     side: list[Digit] = []
     for atom in reversed(order):
-        if atom in taken or prod(a.extent for a in side) >= _SIDE * _SIDE:
+        if atom in taken or extent(side) >= _SIDE * _SIDE:
             break
         side.insert(0, atom)
     return tuple(side)
-
-
-def _rest(x: Axis, sides: Iterable[Digit]) -> Axis:
-    both = tuple(sides)
-    return (*(a for a in x if a not in both), *both)

@@ -41,8 +41,7 @@ def added_sums(segment: Segment) -> Segment:
         exprs[k : k + 1] = _joined(exprs[k], left, right)
         exprs = leading_to(exprs, segment.outputs)
         found = _next(exprs, segment.outputs)
-    again = Segment.of(exprs, segment.outputs)
-    return replace(again, inputs=tuple(t for t in segment.inputs if t in again.inputs), outputs=segment.outputs)
+    return segment.doing(exprs)
 
 
 def _next(exprs: Sequence[Expr], outputs: Sequence[BoundTensor]) -> tuple[int, _Chain, _Chain] | None:

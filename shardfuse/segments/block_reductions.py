@@ -10,14 +10,12 @@ no phase, as no element of another block has to be there before it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
-from ..ir.digits import Axis, Digit
+from ..ir.digits import Axis, Digit, extent, listed
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Cast, Pointwise, Reduce, Set, View
-from .segment import Segment
+from .segment import Atoms, Segment
 
-Atoms = Mapping[BoundTensor, frozenset[Digit]]
 _OF_BLOCKS = Pointwise | Cast | Set | View | Reduce
 """Ops whose results may be one for each block."""
 
@@ -32,7 +30,7 @@ def split_reduced(lost: Mapping[frozenset[Digit], Expr]) -> tuple[frozenset[Digi
     (first, _), (second, other), *more = lost.items()
     block, whole = (first, second) if first < second else (second, first)
     if more or not block < whole or not isinstance(lost[block].op, Reduce):
-        return f"{other.output} reduces {_listed(second)}, others {_listed(first)}"
+        return f"{other.output} reduces {listed(second)}, others {listed(first)}"
     return whole, block
 
 
@@ -45,8 +43,8 @@ def why_no_blocks(segment: Segment, r: Axis, inside: int, block: frozenset[Digit
         return None
     innermost = r[len(r) - len(block) :]
     if inside != len(r) or frozenset(innermost) != block:
-        return f"{_listed(block)} are no neighbours in the rows that others reduce"
-    size = prod(a.extent for a in innermost)
+        return f"{listed(block)} are no neighbours in the rows that others reduce"
+    size = extent(innermost)
     if size & (size - 1):
         return f"blocks of {size} elements are not cut out of a tile, whose sides are powers of two"
     if any(_is_uneven(a, segment) for a in innermost):
@@ -72,7 +70,3 @@ def of_blocks(tensor: BoundTensor, atoms: Atoms, r: Sequence[Digit], block: Sequ
     """Has ``tensor`` one element for each block?"""
     own = atoms[tensor]
     return bool(block) and own.isdisjoint(block) and not own.isdisjoint(r)
-
-
-def _listed(atoms: frozenset[Digit]) -> str:
-    return ", ".join(str(a) for a in sorted(atoms, key=str))

@@ -17,7 +17,7 @@ softmax over a sharded axis goes alike; of a row of nothing but -inf its sum is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
@@ -47,9 +47,7 @@ def online(segment: Segment) -> Segment:
     exprs = found.rewritten()
     if not found.statistics:
         return segment
-    kept = leading_to(exprs, segment.outputs)
-    again = Segment.of(kept, segment.outputs)
-    return replace(again, inputs=tuple(t for t in segment.inputs if t in again.inputs), outputs=segment.outputs)
+    return segment.doing(leading_to(exprs, segment.outputs))
 
 
 def walks(space: Space) -> dict[int, list[BoundTensor]]:
@@ -66,9 +64,7 @@ def walks(space: Space) -> dict[int, list[BoundTensor]]:
 
 def takes_one_walk(segment: Segment) -> bool:
     """Is no element needed again, of a segment that has a space?"""
-    again = online(segment)
-    space = analysed(again)
-    return len(walks(space)) <= 1
+    return len(walks(analysed(online(segment)))) <= 1
 
 
 def counts_lanes(expr: Expr) -> bool:
@@ -84,8 +80,9 @@ class _Rewrite:
     statistics: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
     """By the first of its reductions: what stands for both."""
 
-    def __post_init__(self) -> None:
-        self.maker = {e.output: e for e in self.segment.exprs}
+    @property
+    def maker(self) -> Mapping[BoundTensor, Expr]:
+        return self.segment.maker
 
     def rewritten(self) -> list[Expr]:
         instead: dict[Expr, list[Expr]] = {}
@@ -150,7 +147,7 @@ class _Rewrite:
         """What the index along the row is compared with, which does not change along it; of a shard the index too."""
         equal, (axis, *more) = self.maker.get(condition), reduced_axes(second)
         is_alone = not more and condition.domain.logical == second.tensors[0].domain.logical
-        if equal is None or equal.op != Pointwise("eq") or not is_alone or len(equal.tensors) != 2:
+        if equal is None or equal.op != _EQ or not is_alone or len(equal.tensors) != 2:
             return None
         for index, wanted in (equal.tensors, equal.tensors[::-1]):
             made = made_by(index, self.maker)

@@ -12,9 +12,8 @@ becomes, T0 and T1 being narrower than T4, or read by B in any case::
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import prod
 
-from ..ir.digits import extent
+from ..analysis.communication_table import local_bytes
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from .segment import Segment, segment_of
@@ -79,9 +78,9 @@ def _exchanged(
         return None
     others = {t for k, s in enumerate(segments) if k not in (a, b) for t in s.inputs}
     is_stored = tensor in outputs or tensor in others
-    cost = sum(_bytes(t) for t in leaves if t not in reader.inputs)
-    cost += sum(_bytes(t) for t in leaves if t not in maker.inputs and t not in maker.outputs)
-    if cost >= slack * _bytes(tensor) * (1 if is_stored else 2):
+    cost = sum(local_bytes(t) for t in leaves if t not in reader.inputs)
+    cost += sum(local_bytes(t) for t in leaves if t not in maker.inputs and t not in maker.outputs)
+    if cost >= slack * local_bytes(tensor) * (1 if is_stored else 2):
         return None
     exprs = sorted(dict.fromkeys((*reader.exprs, *chain)), key=position.__getitem__)
     kept = [t for t in maker.outputs if t is not tensor or is_stored]
@@ -89,18 +88,19 @@ def _exchanged(
     return {a: segment_of(maker.exprs, kept), b: Segment.of(exprs, reader.outputs)}
 
 
-def _chain(maker: Segment, tensor: BoundTensor, there: Collection[BoundTensor]) -> tuple[list[Expr], list[BoundTensor]]:
-    """The pointwise Exprs of ``maker`` behind ``tensor``, and the tensors that they begin with.
+def _chain(
+    segment: Segment, tensor: BoundTensor, there: Collection[BoundTensor]
+) -> tuple[list[Expr], list[BoundTensor]]:
+    """The pointwise Exprs of ``segment`` behind ``tensor``, and the tensors that they begin with.
 
-    A chain ends at the inputs of ``maker``, at reduced values, and at what the reader reads in any case (``there``).
+    A chain ends at the inputs of ``segment``, at reduced values, and at what the reader reads in any case (``there``).
     """
-    producer = {e.output: e for e in maker.exprs}
     chain: dict[Expr, None] = {}
     leaves: dict[BoundTensor, None] = {}
     todo = [tensor]
     while todo:
         t = todo.pop()
-        expr = producer.get(t)
+        expr = segment.maker.get(t)
         if expr is None or isinstance(expr.op, Reduce) or (t is not tensor and t in there):
             leaves[t] = None
         elif expr not in chain:
@@ -111,12 +111,7 @@ def _chain(maker: Segment, tensor: BoundTensor, there: Collection[BoundTensor]) 
 
 def moved_bytes(segments: Sequence[Segment]) -> int:
     """What ``segments`` read and write."""
-    return sum(_bytes(t) for s in segments for t in (*s.inputs, *s.outputs))
-
-
-def _bytes(tensor: BoundTensor) -> int:
-    """Of one rank, nominal."""
-    return tensor.dtype.itemsize * prod(extent(axis) for axis in tensor.domain.local_axes())
+    return sum(local_bytes(t) for s in segments for t in (*s.inputs, *s.outputs))
 
 
 def join(

@@ -12,7 +12,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Broadcast, Cast, Expand, Pointwise, Set, View, is_reduction, is_statistic
 from ..ir.scalar import Scalar
-from ..segments.segment import Segment
+from .segment import Segment
 
 _KEEP = tuple(map(Pointwise, ("mul", "div", "neg", "abs", "where", "maximum", "minimum")))
 """Ops that leave a relative error of an operand what it is, as copies do."""
@@ -35,7 +35,7 @@ def may_be_rough(segment: Segment, expr: Expr) -> bool:
 
 
 def _is_only_added_to_one(segment: Segment, tensor: BoundTensor) -> bool:
-    readers = [e for e in segment.exprs if tensor in e.tensors]
+    readers = segment.readers(tensor)
     others = [v for e in readers for v in e.inputs if v is not tensor]
     is_one = [isinstance(v, Scalar) and v.is_literal and v.value in (1, -1) for v in others]
     is_sum = bool(readers) and all(e.op in (_ADD, SUB) and len(e.inputs) == 2 for e in readers)
@@ -49,8 +49,7 @@ def _keeps_error(segment: Segment, expr: Expr) -> bool:
     """
     if expr.op != SUB:
         return expr.op in _KEEP or isinstance(expr.op, Cast | Set | View) or is_reduction(expr.op, "max", "min")
-    maker = {t: e for e in segment.exprs for t in e.outputs}
-    return any(_is_weight(v, maker) for v in expr.tensors)
+    return any(_is_weight(v, segment.maker) for v in expr.tensors)
 
 
 def _is_weight(tensor: BoundTensor, maker: Mapping[BoundTensor, Expr]) -> bool:
@@ -79,14 +78,13 @@ def _is_scale(segment: Segment, tensor: BoundTensor) -> bool:
 
 
 def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
-    maker = {t: e for e in segment.exprs for t in e.outputs}
     divisor = expr.inputs[1]
-    made = made_by(divisor, maker) if isinstance(divisor, BoundTensor) else None
+    made = made_by(divisor, segment.maker) if isinstance(divisor, BoundTensor) else None
     if made is None:
         return False
     if is_statistic(made.op, "online_softmax"):
         return divisor.dtype is DataType.Float
-    first = first_of(made, maker)
+    first = first_of(made, segment.maker)
     return first is not None and is_reduction(first.op, "max")
 
 
@@ -95,11 +93,10 @@ def _divides_by_scale(segment: Segment, expr: Expr) -> bool:
 
     128 elements that are quantised are multiplied so by one number, where a division of each takes two products more.
     """
-    maker = {t: e for e in segment.exprs for t in e.outputs}
-    quotient = _behind_views(expr.inputs[1], maker)
+    quotient = _behind_views(expr.inputs[1], segment.maker)
     if quotient is None or quotient.op != _DIV or quotient.output.dtype is not DataType.Float:
         return False
-    largest = _behind_views(quotient.inputs[0], maker)
+    largest = _behind_views(quotient.inputs[0], segment.maker)
     if largest is None or largest.op != _CHOICES[0]:
         return False
     a, b = _positive(largest.inputs[1]), _positive(quotient.inputs[1])
@@ -125,8 +122,7 @@ def saturated(segment: Segment) -> frozenset[BoundTensor]:
 
     A GPU's conversion does that by itself: NaN stays NaN, and all else is no more than the largest.
     """
-    maker = {t: e for e in segment.exprs for t in e.outputs}
-    found: set[BoundTensor] = set()
+    maker, found = segment.maker, set[BoundTensor]()
     for cast in segment.exprs:
         if not isinstance(cast.op, Cast) or cast.output.dtype is not DataType.Float8_e4m3fn:
             continue
@@ -146,7 +142,7 @@ def saturated(segment: Segment) -> frozenset[BoundTensor]:
 
 
 def _is_read_once(segment: Segment, tensor: BoundTensor) -> bool:
-    return tensor not in segment.outputs and len([e for e in segment.exprs if tensor in e.tensors]) == 1
+    return tensor not in segment.outputs and len(segment.readers(tensor)) == 1
 
 
 def is_rounded_apart(segment: Segment, expr: Expr) -> bool:
@@ -196,11 +192,10 @@ def _same_values(segment: Segment, tensor: BoundTensor) -> set[BoundTensor]:
 
 def _is_from_elsewhere(segment: Segment, tensor: BoundTensor) -> bool:
     """Does the segment read it, and broadcast it?"""
-    maker = {t: e for e in segment.exprs for t in e.outputs}
-    made, is_broadcast = maker.get(tensor), False
+    made, is_broadcast = segment.maker.get(tensor), False
     while made is not None and isinstance(made.op, View | Set):
         is_broadcast |= isinstance(made.op, Broadcast | Expand)
-        made = maker.get(made.tensors[0])
+        made = segment.maker.get(made.tensors[0])
     return made is None and is_broadcast
 
 
@@ -213,7 +208,7 @@ def ends_narrow(segment: Segment) -> frozenset[BoundTensor]:
     found: set[BoundTensor] = set()
     for made in reversed(segment.exprs):
         for t in made.outputs:
-            readers = [e for e in segment.exprs if t in e.tensors]
+            readers = segment.readers(t)
             is_passed_on = bool(readers) and t.dtype.is_floating
             is_passed_on &= t not in segment.outputs or _is_scale(segment, t)
             if t.dtype.is_low_precision or (

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..ir.digits import extent
+from ..ir.digits import Axis, Digit, extent
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Iota, Op, Random, Window
 from ..ir.scalar import Scalar
+
+Pieces = Mapping[Digit, Axis]
+"""Every digit that a rank walks, as atoms."""
+Atoms = Mapping[BoundTensor, frozenset[Digit]]
+"""Those that each tensor holds."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,15 @@ class Segment:
         return (*self.inputs, *(t for e in self.exprs for t in e.outputs))
 
     @cached_property
+    def maker(self) -> Mapping[BoundTensor, Expr]:
+        """What makes each tensor that is made here."""
+        return {t: e for e in self.exprs for t in e.outputs}
+
+    def readers(self, tensor: BoundTensor) -> list[Expr]:
+        """What reads ``tensor``, in order."""
+        return [e for e in self.exprs if tensor in e.tensors]
+
+    @cached_property
     def has_indices(self) -> bool:
         """Does it compute with the indices of elements, or draw numbers by them?  They are 64 bits each."""
         return any(isinstance(e.op, Iota | Random) for e in self.exprs)
@@ -53,6 +67,11 @@ class Segment:
         return Segment(
             tuple(exprs), tuple(t for t in read if t not in made), tuple(t for t in made if t in wanted), tuple(scalars)
         )
+
+    def doing(self, exprs: Sequence[Expr]) -> Segment:
+        """What does the same by ``exprs``, with its arguments in the order that they have."""
+        again = Segment.of(exprs, self.outputs)
+        return replace(again, inputs=tuple(t for t in self.inputs if t in again.inputs), outputs=self.outputs)
 
     def __str__(self) -> str:
         lines = [f"{', '.join(map(str, e.outputs))} = {e.op.name}({', '.join(map(str, e.inputs))})" for e in self.exprs]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import prod
 from typing import TypeVar
 
 from ..device import WARP
-from ..ir.digits import Axis, CutError, Digit, Root, extent, refine, root_of
+from ..ir.digits import Axis, CutError, Digit, Root, extent, listed, refine, root_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Cast, Factory, OfRank, Pick, Pointwise, Random, Reduce, Set, Statistic, View, Window
@@ -21,7 +20,7 @@ from ..ir.scalar import Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
 from .block_reductions import of_blocks, split_reduced, why_no_blocks
-from .segment import Segment
+from .segment import Atoms, Pieces, Segment
 
 _OWN = (Statistic, Pick)
 """Ops that a scheduler writes, of which kernels have text in any case."""
@@ -47,8 +46,8 @@ class Space:
     segment: Segment
     x: Axis
     r: Axis
-    atoms: Mapping[BoundTensor, frozenset[Digit]]
-    pieces: Mapping[Digit, Axis]
+    atoms: Atoms
+    pieces: Pieces
     phase: Mapping[BoundTensor, int]
     is_inner: bool
     walked: Axis = ()
@@ -60,7 +59,7 @@ class Space:
     @property
     def kept(self) -> int:
         """Elements of x, nominal: of the rank that holds most; of an invariant space always as many."""
-        return INVARIANT_ROWS if self.is_invariant else prod(a.extent for a in self.x)
+        return INVARIANT_ROWS if self.is_invariant else extent(self.x)
 
     @cached_property
     def is_invariant(self) -> bool:
@@ -75,12 +74,22 @@ class Space:
     @property
     def reduced(self) -> int:
         """Elements of r, nominal."""
-        return prod(a.extent for a in self.r)
+        return extent(self.r)
+
+    @property
+    def around(self) -> Axis:
+        """The atoms of x that are in neither of its two sides."""
+        return tuple(a for a in self.x if a not in (*self.sides[0], *self.sides[1]))
+
+    @property
+    def samples(self) -> int:
+        """Elements of x that no program walks: each has rows of its own that are walked."""
+        return extent(a for a in self.x if a not in self.walked)
 
     @property
     def run(self) -> int:
         """Elements of r that follow one another in memory: all of a row, or those of one piece."""
-        return prod(a.extent for a in self.r[len(self.r) - self.inside :])
+        return extent(self.r[len(self.r) - self.inside :])
 
     @property
     def phases(self) -> int:
@@ -90,7 +99,7 @@ class Space:
     @property
     def block_size(self) -> int:
         """Elements of a block of a row; 1 where there are none."""
-        return prod(a.extent for a in self.block)
+        return extent(self.block)
 
     def has_r(self, tensor: BoundTensor) -> bool:
         return not self.atoms[tensor].isdisjoint(self.r)
@@ -207,10 +216,6 @@ def lost(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
     return found
 
 
-Pieces = Mapping[Digit, Axis]
-Atoms = Mapping[BoundTensor, frozenset[Digit]]
-
-
 @lru_cache(maxsize=64)
 def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
     """Every local digit of ``segment`` as atoms, and those that each tensor holds, or why there is no such kernel."""
@@ -267,7 +272,7 @@ def _refusal_of_tensor(tensor: BoundTensor) -> str | None:
     return None
 
 
-def _split_up(axes: Iterable[Axis], pieces: Mapping[Digit, Axis]) -> Axis:
+def _split_up(axes: Iterable[Axis], pieces: Pieces) -> Axis:
     return tuple(a for axis in axes for d in axis for a in pieces[d])
 
 
@@ -276,14 +281,10 @@ def stored_atoms(tensor: BoundTensor, pieces: Pieces) -> Axis:
     return _split_up(tensor.domain.in_memory(), pieces)
 
 
-def listed(atoms: Iterable[Digit]) -> str:
-    return ", ".join(sorted(map(str, atoms)))
-
-
 def _ordered(
     segment: Segment,
-    atoms: Mapping[BoundTensor, frozenset[Digit]],
-    pieces: Mapping[Digit, Axis],
+    atoms: Atoms,
+    pieces: Pieces,
     phase: Mapping[BoundTensor, int],
     reduced: frozenset[Digit],
     block: frozenset[Digit],
@@ -306,7 +307,7 @@ def _ordered(
     is_inner = bool(order) and order[-1] in reduced
     x, r = tuple(a for a in order if a in kept), tuple(a for a in order if a in reduced)
     anew = _reduced_anew(segment, atoms, reduced, kept)
-    if anew and not (is_inner and prod(a.extent for a in r) >= _LONG_ROW):
+    if anew and not (is_inner and extent(r) >= _LONG_ROW):
         return f"what it reduces lacks {listed(anew)}, and would be reduced anew for each"
     inside = next((k for k, a in enumerate(reversed(order)) if a in kept), 0)
     refusal = why_no_blocks(segment, r, inside if x else len(r), block, atoms)
@@ -316,7 +317,7 @@ def _ordered(
 
 
 def _reduced_anew(
-    segment: Segment, atoms: Mapping[BoundTensor, frozenset[Digit]], reduced: frozenset[Digit], kept: frozenset[Digit]
+    segment: Segment, atoms: Atoms, reduced: frozenset[Digit], kept: frozenset[Digit]
 ) -> frozenset[Digit]:
     """Kept atoms that nothing of what is reduced has: a sum over channels of what pixels have been added up to, say.
 
@@ -330,8 +331,8 @@ def _reduced_anew(
 
 def storage_order(
     candidates: Sequence[BoundTensor],
-    atoms: Mapping[BoundTensor, frozenset[Digit]],
-    pieces: Mapping[Digit, Axis],
+    atoms: Atoms,
+    pieces: Pieces,
     reduced: frozenset[Digit],
 ) -> list[Digit]:
     """The atoms of the largest tensor as it is stored; atoms that only others hold come outside of them.
@@ -341,7 +342,7 @@ def storage_order(
 
     def rank(t: BoundTensor) -> tuple[int, int, bool]:
         is_logical = t.domain.allocation is None and not t.domain.dim_order
-        return -len(atoms[t] & reduced), -prod(a.extent for a in atoms[t]), is_logical
+        return -len(atoms[t] & reduced), -extent(atoms[t]), is_logical
 
     ranked = sorted(candidates, key=rank)
     order: list[Digit] = []

@@ -18,6 +18,7 @@ from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen.claims import within
 from shardfuse.codegen.exchange_functions import GONE
+from shardfuse.codegen.mesh_exchange import flags_of_rows, row_elements
 from shardfuse.codegen.source import KernelSource
 from shardfuse.device import H200
 from shardfuse.ir.expr import BoundTensor
@@ -169,7 +170,7 @@ def test_a_program_that_has_given_up_stores_no_rows(tmp_path: Path, monkeypatch:
     world = Ranks(kernel_of(plan_of(define(PARTIAL, 640, 2, DataType.BFloat16), 3)), torch.device("cpu"))
     given = inputs(PARTIAL, 3, 640, torch.bfloat16)
     tensors = [world.pieces(PARTIAL, rank, given) for rank in range(2)]
-    flags = sent_words.flags_of_rows(world.plan.exchange)
+    flags = flags_of_rows(world.plan.exchange)
     world.slots[1].fill_(77)
     world.tables[0][10:] = 1 << 32 | 6  # six turns, and has given up
     launch = world.launches(tmp_path, interpret=True)[0]
@@ -188,6 +189,6 @@ def test_rows_are_sent_without_their_padding(tmp_path: Path, monkeypatch: pytest
     world.launches(tmp_path, interpret=True)[0](
         None, *(tensors[t] for t in (*world.plan.segment.inputs, *world.plan.segment.outputs))
     )
-    rows = world.slots[1][sent_words.flags_of_rows(world.plan.exchange) :].view(torch.bfloat16)
-    assert sent_words.row_elements(world.plan) > 640
+    rows = world.slots[1][flags_of_rows(world.plan.exchange) :].view(torch.bfloat16)
+    assert row_elements(world.plan) > 640
     assert rows.count_nonzero() == 640
