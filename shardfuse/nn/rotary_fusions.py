@@ -87,14 +87,17 @@ def packed_rotary_op(spec: RotarySpec) -> FusedOp:
 
 
 def _turn_packed(spec: RotarySpec) -> FusionDefinition:
-    """(both and values, cosines, sines) -> turned, and values as they are."""
-    at, turned = replace(spec.placement, strided=True), sum(spec.heads[:2])
+    """(both and values, cosines, sines) -> turned, and values as they are.
+
+    The two halves of features are made for all heads, and values chosen: each element is loaded once, without masks.
+    """
+    at, flags = replace(spec.placement, strided=True), [k != spec.heads_dim for k in range(spec.ndim - 1)]
     with FusionDefinition() as fd:
         x = define(fd, spec.mesh, at, spec.shape(sum(spec.heads)), spec.dtype)
         cos, sin = _angles(fd, spec)
-        both, values = (_heads(fd, spec, x, *ends) for ends in ((0, turned), (turned, sum(spec.heads))))
-        both = _turned(fd, spec, both, cos, sin)
-        give(fd, fd.ops.cat([both, values], spec.heads_dim), spec.mesh, spec.placement)
+        heads = fd.ops.iota(sum(spec.heads), 0, 1, DataType.Int32)
+        is_turned = fd.ops.broadcast(fd.ops.lt(heads, sum(spec.heads[:2])), [*flags, True])
+        give(fd, _turned(fd, spec, x, cos, sin, is_turned), spec.mesh, spec.placement)
     return fd
 
 
@@ -117,13 +120,6 @@ def _angles(fd: FusionDefinition, spec: RotarySpec, *, strided: bool = True) -> 
     return [fd.ops.cast(t, dtype=spec.compute) for t in tables]
 
 
-def _heads(fd: FusionDefinition, spec: RotarySpec, x: TensorView, start: int, stop: int) -> TensorView:
-    """Those from ``start`` to ``stop``."""
-    starts, ends = [0] * spec.ndim, [fd.ops.size(x, k) for k in range(spec.ndim)]
-    starts[spec.heads_dim] = start
-    return fd.ops.slice(x, starts, [stop if k == spec.heads_dim else n for k, n in enumerate(ends)])  # pyright: ignore[reportArgumentType]
-
-
 def _turn(spec: RotarySpec, *, is_back: bool) -> FusionDefinition:
     """(tensors..., cosines, sines) -> the tensors turned by the angles; back by their negatives, for gradients."""
     with FusionDefinition() as fd:
@@ -136,8 +132,15 @@ def _turn(spec: RotarySpec, *, is_back: bool) -> FusionDefinition:
     return fd
 
 
-def _turned(fd: FusionDefinition, spec: RotarySpec, x: TensorView, cos: TensorView, sin: TensorView) -> TensorView:
-    """``x`` with each pair (a, b) of its first features replaced by (a cos - b sin, b cos + a sin)."""
+def _turned(
+    fd: FusionDefinition,
+    spec: RotarySpec,
+    x: TensorView,
+    cos: TensorView,
+    sin: TensorView,
+    where: TensorView | None = None,
+) -> TensorView:
+    """``x`` with each pair (a, b) of its first features replaced by (a cos - b sin, b cos + a sin), ``where`` given."""
     turned, half = spec.rotary_dim, spec.rotary_dim // 2
     if spec.interleaved:
         parts = [_part(fd, x, k, turned, 2) for k in (0, 1)]
@@ -147,6 +150,8 @@ def _turned(fd: FusionDefinition, spec: RotarySpec, x: TensorView, cos: TensorVi
     a = fd.ops.sub(fd.ops.mul(first, cos), fd.ops.mul(second, sin))
     b = fd.ops.add(fd.ops.mul(second, cos), fd.ops.mul(first, sin))
     a, b = (fd.ops.cast(t, dtype=spec.dtype) for t in (a, b))
+    if where is not None:
+        a, b = (fd.ops.where(where, t, part) for t, part in zip((a, b), parts, strict=True))
     if spec.interleaved:
         pairs = fd.ops.cat([fd.ops.unsqueeze(t, -1) for t in (a, b)], -1)
         sizes = [fd.ops.size(x, k) for k in range(spec.ndim - 1)]
