@@ -66,7 +66,7 @@ def _is_known(input: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
 def _cast_rows(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     from shardfuse.nn.embedding_kernel import rows_of
 
-    return rows_of(input.reshape(-1), weight, dtype).view(*input.shape, weight.shape[1])
+    return rows_of(input.reshape(-1).contiguous(), weight, dtype).view(*input.shape, weight.shape[1])
 
 
 class _Embedding(torch.autograd.Function):
@@ -83,7 +83,8 @@ class _Embedding(torch.autograd.Function):
 
         (input,) = ctx.saved_tensors
         with torch.no_grad():
-            made = gradient_of(input.reshape(-1), gradient.reshape(-1, gradient.shape[-1]).contiguous(), ctx.rows)
+            rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+            made = gradient_of(input.reshape(-1).contiguous(), rows, ctx.rows)
         if torch.is_grad_enabled():  # create_graph=True
             (made,) = cast("Any", Once).apply(1, made, gradient)
         return None, made, None
