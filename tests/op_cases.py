@@ -188,7 +188,12 @@ def pointwise(draw: st.DrawFn, name: str, roundings: int) -> OpCase:
         values.append(_operand(op, k, [n if k == whole or d.pick(True, True, False) else 1 for n in kept], dtype, g))
     expected = answer(name, values)
     assert expected is not None
-    return OpCase(lambda ops, t: getattr(ops, name)(*t), values, [expected], 0 if op.exact else _OF_DIFFERENCES.get(name, roundings))
+    return OpCase(
+        lambda ops, t: getattr(ops, name)(*t),
+        values,
+        [expected],
+        0 if op.exact else _OF_DIFFERENCES.get(name, roundings),
+    )
 
 
 # --- running a case ----------------------------------------------------------------------------------------

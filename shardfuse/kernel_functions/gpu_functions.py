@@ -103,7 +103,7 @@ def gelu(x):
     return above - below * power_of_two(p * a - 1.0)
 
 
-# The polynomial of ``rough_erfc`` and one exponential for both terms: 22 instructions where CUDA's erfc and exp take 70.
+# The polynomial of ``rough_erfc``, and one exponential for both terms: 22 instructions; CUDA's erfc and exp take 70.
 @triton.jit
 def rough_gelu_slope(x):
     """The derivative of ``gelu``, each of its two terms as near as ``rough_erfc``; NaN at infinities, as in torch."""

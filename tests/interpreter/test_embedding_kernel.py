@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import nullcontext
 from functools import partial
 from types import ModuleType
 
@@ -38,7 +39,9 @@ def test_rows_are_cast(count: int, width: int, rows: int, kind: torch.dtype, ker
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
-@pytest.mark.parametrize(("count", "width", "rows"), [(37, 130, 11), (1, 8, 4), (520, 3, 2), (1100, 33, 700), (16, 1, 1)])
+@pytest.mark.parametrize(
+    ("count", "width", "rows"), [(37, 130, 11), (1, 8, 4), (520, 3, 2), (1100, 33, 700), (16, 1, 1)]
+)
 def test_order_is_that_of_a_stable_sort(
     count: int, width: int, rows: int, kind: torch.dtype, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,3 +111,20 @@ def test_where_comparing_ends(kernels: ModuleType) -> None:
     assert compared(16384, 32000, 4096)
     assert not compared(65536, 32000, 4096)
     assert not compared(32768, 1000, 64)
+
+
+@pytest.mark.parametrize("is_compared", [True, False])
+def test_the_whole_gradient(is_compared: bool, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Order and sums, to the same bits however the order comes about."""
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(kernels, "is_compared", lambda *_: is_compared)
+    torch.manual_seed(0)
+    indices, gradient = torch.randint(9, (700,)), torch.randn(700, 40)
+    indices[::3] = 5
+    made = kernels.gradient_of(indices, gradient, 11)
+    monkeypatch.setattr(kernels, "is_compared", lambda *_: not is_compared)
+    assert torch.equal(made, kernels.gradient_of(indices, gradient, 11))
+    expected, terms = (
+        torch.zeros(11, 40, dtype=torch.float64).index_add_(0, indices, t.double()) for t in (gradient, gradient.abs())
+    )
+    assert bool(((made - expected).abs() <= 2 * torch.finfo(torch.float32).eps * terms).all())
