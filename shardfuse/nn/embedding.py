@@ -33,8 +33,8 @@ def embedding(
     """torch.nn.functional.embedding, of which the rows come in ``dtype``, and their gradients in the weight's.
 
     input: [...] of int32 or int64; weight: [rows, width] -> [..., width].  On a GPU rows of 16 bits are cast as they
-    are read, and their gradients added up in float32, in the order of positions: the same bits on every rank and in
-    every run; with one of torch's further options as torch does it.  Raises ModuleArgumentError for a dtype that is
+    are read, and their gradients added up in float32, in an order of the indices alone: the same bits on every rank and
+    in every run; with one of torch's further options as torch does it.  Raises ModuleArgumentError for a dtype that is
     none of floats, as torch's ``padding_idx`` by position would be.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):  # pyright: ignore[reportUnnecessaryIsInstance]

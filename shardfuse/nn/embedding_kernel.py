@@ -2,7 +2,7 @@
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportInvalidTypeForm=false, reportCallIssue=false
 """An embedding: rows of a table, cast as they are read, and the gradient of the table.
 
-That is of each row that was looked up the sum of its gradients, in the order of positions.
+That is of each row that was looked up the sum of its gradients, in an order that depends on the indices alone.
 """
 
 from __future__ import annotations
