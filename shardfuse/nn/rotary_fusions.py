@@ -75,8 +75,8 @@ def packed_rotary_op(spec: RotarySpec) -> FusedOp:
     """
     given = replace(spec.placement, strided=True)
     return FusedOp(
-        forward=_turn_packed(spec),
-        backward=_turn_packed_back(spec),
+        forward=_turn_packed(spec, is_back=False),
+        backward=_turn_packed(spec, is_back=True),
         results=1,
         saved=(1, 2),
         arguments=(given, *(replace(spec.table_placement, strided=True),) * 2),
@@ -86,30 +86,21 @@ def packed_rotary_op(spec: RotarySpec) -> FusedOp:
     )
 
 
-def _turn_packed(spec: RotarySpec) -> FusionDefinition:
-    """(both and values, cosines, sines) -> turned, and values as they are.
+def _turn_packed(spec: RotarySpec, *, is_back: bool) -> FusionDefinition:
+    """(queries, keys and values as one, or their gradients, cosines, sines) -> the first two turned, as one.
 
-    The two halves of features are made for all heads, and values chosen: each element is loaded once, without masks.
+    The two halves of features are made for all heads, and values chosen: each element is loaded once, for both halves.
     """
     at, flags = replace(spec.placement, strided=True), [k != spec.heads_dim for k in range(spec.ndim - 1)]
     with FusionDefinition() as fd:
-        x = define(fd, spec.mesh, at, spec.shape(sum(spec.heads)), spec.dtype)
+        given = spec.heads if is_back else (sum(spec.heads),)
+        parts = [define(fd, spec.mesh, at, spec.shape(n), spec.dtype) for n in given]
+        x = fd.ops.cat(parts, spec.heads_dim) if is_back else parts[0]
         cos, sin = _angles(fd, spec)
+        sin = fd.ops.neg(sin) if is_back else sin
         heads = fd.ops.iota(sum(spec.heads), 0, 1, DataType.Int32)
         is_turned = fd.ops.broadcast(fd.ops.lt(heads, sum(spec.heads[:2])), [*flags, True])
         give(fd, _turned(fd, spec, x, cos, sin, is_turned), spec.mesh, spec.placement)
-    return fd
-
-
-def _turn_packed_back(spec: RotarySpec) -> FusionDefinition:
-    """(gradients of queries, keys and values, cosines, sines) -> their one gradient."""
-    at = replace(spec.placement, strided=True)
-    with FusionDefinition() as fd:
-        *both, values = (define(fd, spec.mesh, at, spec.shape(n), spec.dtype) for n in spec.heads)
-        cos, sin = _angles(fd, spec)
-        sin = fd.ops.neg(sin)
-        parts = [*(_turned(fd, spec, x, cos, sin) for x in both), values]
-        give(fd, fd.ops.cat(parts, spec.heads_dim), spec.mesh, spec.placement)
     return fd
 
 
