@@ -45,6 +45,14 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
     return functional.softplus(x, beta=1, threshold=20)
 
 
+def _gelu_slope(x: torch.Tensor) -> torch.Tensor:
+    """As torch's gradient, whose ``1 + erf`` keeps no digits where x is negative, has it by ``erfc``."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    density = (-(wide**2) / 2).exp() / math.sqrt(2 * math.pi)
+    found = torch.erfc(-wide * math.sqrt(0.5)) / 2 + wide * density
+    return found.to(x.dtype if x.is_floating_point() else torch.float32)
+
+
 def _imag(x: torch.Tensor) -> torch.Tensor:
     return x.imag if x.is_complex() else torch.zeros_like(x)
 
@@ -111,6 +119,7 @@ REFERENCES: dict[str, Reference] = {
     "erfcinv": Reference(_erfcinv, "float", ALL),
     "silu": Reference(functional.silu, "float", FLOATS),
     "gelu": Reference(functional.gelu, "float", FLOATS),
+    "gelu_slope": Reference(_gelu_slope, "float", ALL),
     "gelu_tanh": Reference(lambda x: functional.gelu(x, approximate="tanh"), "float", FLOATS),
     "softplus": Reference(_softplus, "float", FLOATS),
     "div": Reference(torch.div, "float", ALL),

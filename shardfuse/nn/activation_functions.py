@@ -45,6 +45,8 @@ def slope(
     silu is x * s with s = sigmoid(x), and gelu_tanh is x * s with s = sigmoid(u(x)): the slope is s + x * s * (1 - s) *
     u'(x).  gelu is x times the normal distribution up to x, whose slope is the density.
     """
+    if activation == "gelu" and share is None and x.dtype is DataType.Float:
+        return fd.ops.gelu_slope(x)
     if activation == "gelu":
         square = fd.ops.mul(fd.ops.mul(x, x), -0.5)
         density = fd.ops.mul(fd.ops.exp(square), 1 / math.sqrt(2 * math.pi))

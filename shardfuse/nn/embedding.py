@@ -33,8 +33,8 @@ def embedding(
     """torch.nn.functional.embedding, of which the rows come in ``dtype``, and their gradients in the weight's.
 
     input: [...] of int32 or int64; weight: [rows, width] -> [..., width].  On a GPU rows of 16 bits are cast as they
-    are read, and their gradients added up in float32, in the order of positions: the same bits on every rank and in
-    every run; with one of torch's further options as torch does it.  Raises ModuleArgumentError for a dtype that is
+    are read, and their gradients added up in float32, in an order of the indices alone: the same bits on every rank and
+    in every run; with one of torch's further options as torch does it.  Raises ModuleArgumentError for a dtype that is
     none of floats, as torch's ``padding_idx`` by position would be.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -66,7 +66,7 @@ def _is_known(input: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
 def _cast_rows(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     from shardfuse.nn.embedding_kernel import rows_of
 
-    return rows_of(input.reshape(-1), weight, dtype).view(*input.shape, weight.shape[1])
+    return rows_of(input.reshape(-1).contiguous(), weight, dtype).view(*input.shape, weight.shape[1])
 
 
 class _Embedding(torch.autograd.Function):
@@ -83,7 +83,8 @@ class _Embedding(torch.autograd.Function):
 
         (input,) = ctx.saved_tensors
         with torch.no_grad():
-            made = gradient_of(input.reshape(-1), gradient.reshape(-1, gradient.shape[-1]).contiguous(), ctx.rows)
+            rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+            made = gradient_of(input.reshape(-1).contiguous(), rows, ctx.rows)
         if torch.is_grad_enabled():  # create_graph=True
             (made,) = cast("Any", Once).apply(1, made, gradient)
         return None, made, None

@@ -2,7 +2,7 @@
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportInvalidTypeForm=false, reportCallIssue=false
 """An embedding: rows of a table, cast as they are read, and the gradient of the table.
 
-That is of each row that was looked up the sum of its gradients, in the order of positions.
+That is of each row that was looked up the sum of its gradients, in an order that depends on the indices alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ import torch
 import triton
 import triton.language as tl
 
-COLUMNS, AT_ONCE = 1024, 8
+from ..device import Device, device_here
+
+SUMS = {"COLUMNS": 1024, "AT_ONCE": 8, "LONG": 128, "HELPERS": 16}
+"""Of ``add_up_rows``: 64 elements of each thread.  Helpers have 64 columns each, a line of 16-bit gradients."""
+ORDERED = {"ROWS": 16, "AT_ONCE": 512, "CLEARED": 16384}
+"""Of ``order_and_clear``: 64 counts of each thread, and 64 KB of zeros a program."""
+COMPARED = 3
+"""Instructions of a comparison: one to compare, one to count, and one for what both read."""
+SORT_KERNELS = 5
+"""Kernels of torch's sort of a few thousand indices, and of what it is given."""
 TILE = 2048
 """Elements that a program casts, by four warps: four loads of 16 bytes and two stores a thread."""
 
@@ -35,31 +44,94 @@ def cast_rows(indices_ptr, table_ptr, found_ptr, count, width, stride, rows, ROW
 
 
 @triton.jit
+def order_and_clear(
+    indices_ptr, ordered_ptr, positions_ptr, made_ptr, count, rows, size, orderers,
+    ROWS: tl.constexpr, AT_ONCE: tl.constexpr, CLEARED: tl.constexpr, KEY: tl.constexpr,
+):  # fmt: skip
+    """The first ``orderers`` programs put ROWS indices each where a stable sort would, the others write zeros.
+
+    An index comes behind as many as are smaller, or as large and before it: programs need not know of one another.
+    KEY: the integer type that holds (rows + 1) * count.
+    """
+    program = tl.program_id(0)
+    if program < orderers:
+        own = program * ROWS + tl.arange(0, ROWS)
+        is_own = own < count
+        index = tl.load(indices_ptr + own, mask=is_own, other=0).to(tl.int32)
+        key = index.to(KEY) * count + own
+        found = tl.zeros([ROWS, AT_ONCE], tl.int32)
+        start = 0
+        while start < count:
+            others = start + tl.arange(0, AT_ONCE)
+            other = tl.load(indices_ptr + others, mask=others < count, other=rows).to(KEY) * count + others
+            found += (other[None, :] < key[:, None]).to(tl.int32)
+            start += AT_ONCE
+        place = tl.sum(found, axis=1)
+        tl.store(ordered_ptr + place, index, mask=is_own)
+        tl.store(positions_ptr + place, own, mask=is_own)
+    else:
+        offsets = (program - orderers).to(tl.int64) * CLEARED + tl.arange(0, CLEARED)
+        tl.store(made_ptr + offsets, tl.zeros([CLEARED], tl.float32), mask=offsets < size)
+
+
+@triton.jit
+def added_up(
+    ordered_ptr, positions_ptr, gradient_ptr, first, index, count, width, columns, is_column,
+    COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """The sum of the rows of ``index``, from its ``first`` place on, AT_ONCE at a time.
+
+    Positions are read a step ahead, so that a step waits for memory once.
+    """
+    total = tl.zeros([COLUMNS], tl.float32)
+    places = first + tl.arange(0, AT_ONCE)
+    is_same = tl.load(ordered_ptr + places, mask=places < count, other=-1) == index
+    rows = tl.load(positions_ptr + places, mask=places < count, other=0).to(tl.int64)
+    found = AT_ONCE
+    while found == AT_ONCE:
+        offsets = rows[:, None] * width + columns[None, :]
+        read = tl.load(gradient_ptr + offsets, mask=is_same[:, None] & is_column[None, :], other=0.0)
+        found = tl.sum(is_same.to(tl.int32), axis=0)
+        places += AT_ONCE
+        is_same = tl.load(ordered_ptr + places, mask=places < count, other=-1) == index
+        rows = tl.load(positions_ptr + places, mask=places < count, other=0).to(tl.int64)
+        total += tl.sum(read.to(tl.float32), axis=0)
+    return total
+
+
+@triton.jit
 def add_up_rows(
-    ordered_ptr, positions_ptr, gradient_ptr, made_ptr, count, width, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr
-):
+    ordered_ptr, positions_ptr, gradient_ptr, made_ptr, count, width,
+    COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, LONG: tl.constexpr, HELPERS: tl.constexpr,
+):  # fmt: skip
     """A program for each place among the ``ordered`` indices, and for each block of columns.
 
-    The first place of each index adds up, AT_ONCE rows at a time: the order does not depend on the other programs.
+    The first place of each index adds up its rows; of LONG rows and more, the first HELPERS places each do so in a part
+    of the columns.  The order depends on neither the other programs nor the device.
     """
-    first = tl.program_id(0)
-    index = tl.load(ordered_ptr + first)
-    before = tl.load(ordered_ptr + first - 1, mask=first > 0, other=-1)
-    if index != before:
-        columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        is_column = columns < width
-        total = tl.zeros([COLUMNS], tl.float32)
-        place, found = first, AT_ONCE
-        while found == AT_ONCE:
-            places = place + tl.arange(0, AT_ONCE)
-            is_same = tl.load(ordered_ptr + places, mask=places < count, other=-1) == index
-            rows = tl.load(positions_ptr + places, mask=is_same, other=0).to(tl.int64)
-            offsets = rows[:, None] * width + columns[None, :]
-            read = tl.load(gradient_ptr + offsets, mask=is_same[:, None] & is_column[None, :], other=0.0)
-            total += tl.sum(read.to(tl.float32), axis=0)
-            place += AT_ONCE
-            found = tl.sum(is_same.to(tl.int32), axis=0)
-        tl.store(made_ptr + index.to(tl.int64) * width + columns, total, mask=is_column)
+    place = tl.program_id(0)
+    index = tl.load(ordered_ptr + place)
+    near = place - HELPERS + tl.arange(0, HELPERS)
+    before = tl.sum((tl.load(ordered_ptr + near, mask=near >= 0, other=-1) == index).to(tl.int32), axis=0)
+    if before < HELPERS:
+        made = made_ptr + index.to(tl.int64) * width
+        end = place - before + LONG - 1
+        is_long = tl.load(ordered_ptr + end, mask=end < count, other=-1) == index
+        if is_long:
+            part = tl.program_id(1) * HELPERS + before
+            columns = part * (COLUMNS // HELPERS) + tl.arange(0, COLUMNS // HELPERS)
+            total = added_up(
+                ordered_ptr, positions_ptr, gradient_ptr, place - before, index, count, width, columns, columns < width,
+                COLUMNS // HELPERS, AT_ONCE * HELPERS,
+            )  # fmt: skip
+            tl.store(made + columns, total, mask=columns < width)
+        elif before == 0:
+            columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+            total = added_up(
+                ordered_ptr, positions_ptr, gradient_ptr, place, index, count, width, columns, columns < width,
+                COLUMNS, AT_ONCE,
+            )  # fmt: skip
+            tl.store(made + columns, total, mask=columns < width)
 
 
 def rows_of(indices: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -82,13 +154,35 @@ def cast_tiles(count: int, width: int) -> tuple[tuple[int, int], dict[str, int]]
 
 
 def gradient_of(indices: torch.Tensor, gradient: torch.Tensor, rows: int) -> torch.Tensor:
-    """indices: [positions]; gradient: [positions, width], contiguous -> [rows, width] of float32."""
+    """indices: [positions], contiguous; gradient: [positions, width], contiguous -> [rows, width] of float32."""
     count, width = gradient.shape
-    ordered, positions = torch.sort(indices.to(torch.int32), stable=True)
-    made = gradient.new_zeros((rows, width), dtype=torch.float32)
-    grid = (count, triton.cdiv(width, COLUMNS))
     with torch.cuda.device(gradient.device):
-        add_up_rows[grid](
-            ordered, positions, gradient, made, count, width, COLUMNS=COLUMNS, AT_ONCE=AT_ONCE, num_warps=4
-        )
+        if is_compared(count, rows, width, device_here(gradient.device)):
+            made = gradient.new_empty((rows, width), dtype=torch.float32)
+            ordered, positions = indices.new_empty((2, count), dtype=torch.int32)
+            grid, sizes = order_tiles(count, rows, width)
+            order_and_clear[grid](indices, ordered, positions, made, count, rows, made.numel(), **sizes, num_warps=4)
+        else:
+            ordered, positions = torch.sort(indices.to(torch.int32), stable=True)
+            made = gradient.new_zeros((rows, width), dtype=torch.float32)
+        grid = (count, triton.cdiv(width, SUMS["COLUMNS"]))
+        add_up_rows[grid](ordered, positions, gradient, made, count, width, **SUMS, num_warps=4)
     return made
+
+
+def is_compared(count: int, rows: int, width: int, device: Device) -> bool:
+    """Are indices put in order by comparing each with all, while zeros are written?  As long as a sort takes no less.
+
+    A sort's launches come beside the zeros; comparing has other limits than writing, and is hidden behind it.
+    """
+    rates = device.rates
+    zeros = 4 * rows * width / rates.memory
+    return COMPARED * count * count / rates.issued <= zeros + SORT_KERNELS * rates.launched
+
+
+def order_tiles(count: int, rows: int, width: int) -> tuple[tuple[int], dict[str, object]]:
+    """Grid and sizes of ``order_and_clear``."""
+    orderers = -(-count // ORDERED["ROWS"])
+    largest = (rows + 1) * count + ORDERED["AT_ONCE"]
+    key = tl.int32 if largest < 1 << 31 else tl.int64
+    return (orderers + -(-rows * width // ORDERED["CLEARED"]),), {"orderers": orderers, **ORDERED, "KEY": key}

@@ -75,8 +75,8 @@ def packed_rotary_op(spec: RotarySpec) -> FusedOp:
     """
     given = replace(spec.placement, strided=True)
     return FusedOp(
-        forward=_turn_packed(spec),
-        backward=_turn_packed_back(spec),
+        forward=_turn_packed(spec, is_back=False),
+        backward=_turn_packed(spec, is_back=True),
         results=1,
         saved=(1, 2),
         arguments=(given, *(replace(spec.table_placement, strided=True),) * 2),
@@ -86,27 +86,21 @@ def packed_rotary_op(spec: RotarySpec) -> FusedOp:
     )
 
 
-def _turn_packed(spec: RotarySpec) -> FusionDefinition:
-    """(both and values, cosines, sines) -> turned, and values as they are."""
-    at, turned = replace(spec.placement, strided=True), sum(spec.heads[:2])
-    with FusionDefinition() as fd:
-        x = define(fd, spec.mesh, at, spec.shape(sum(spec.heads)), spec.dtype)
-        cos, sin = _angles(fd, spec)
-        both, values = (_heads(fd, spec, x, *ends) for ends in ((0, turned), (turned, sum(spec.heads))))
-        both = _turned(fd, spec, both, cos, sin)
-        give(fd, fd.ops.cat([both, values], spec.heads_dim), spec.mesh, spec.placement)
-    return fd
+def _turn_packed(spec: RotarySpec, *, is_back: bool) -> FusionDefinition:
+    """(queries, keys and values as one, or their gradients, cosines, sines) -> the first two turned, as one.
 
-
-def _turn_packed_back(spec: RotarySpec) -> FusionDefinition:
-    """(gradients of queries, keys and values, cosines, sines) -> their one gradient."""
-    at = replace(spec.placement, strided=True)
+    The two halves of features are made for all heads, and values chosen: each element is loaded once, for both halves.
+    """
+    at, flags = replace(spec.placement, strided=True), [k != spec.heads_dim for k in range(spec.ndim - 1)]
     with FusionDefinition() as fd:
-        *both, values = (define(fd, spec.mesh, at, spec.shape(n), spec.dtype) for n in spec.heads)
+        given = spec.heads if is_back else (sum(spec.heads),)
+        parts = [define(fd, spec.mesh, at, spec.shape(n), spec.dtype) for n in given]
+        x = fd.ops.cat(parts, spec.heads_dim) if is_back else parts[0]
         cos, sin = _angles(fd, spec)
-        sin = fd.ops.neg(sin)
-        parts = [*(_turned(fd, spec, x, cos, sin) for x in both), values]
-        give(fd, fd.ops.cat(parts, spec.heads_dim), spec.mesh, spec.placement)
+        sin = fd.ops.neg(sin) if is_back else sin
+        heads = fd.ops.iota(sum(spec.heads), 0, 1, DataType.Int32)
+        is_turned = fd.ops.broadcast(fd.ops.lt(heads, sum(spec.heads[:2])), [*flags, True])
+        give(fd, _turned(fd, spec, x, cos, sin, is_turned), spec.mesh, spec.placement)
     return fd
 
 
@@ -115,13 +109,6 @@ def _angles(fd: FusionDefinition, spec: RotarySpec, *, strided: bool = True) -> 
     at = replace(spec.table_placement, strided=strided)
     tables = [define(fd, spec.mesh, at, spec.table, spec.table_dtype) for _ in range(2)]
     return [fd.ops.cast(t, dtype=spec.compute) for t in tables]
-
-
-def _heads(fd: FusionDefinition, spec: RotarySpec, x: TensorView, start: int, stop: int) -> TensorView:
-    """Those from ``start`` to ``stop``."""
-    starts, ends = [0] * spec.ndim, [fd.ops.size(x, k) for k in range(spec.ndim)]
-    starts[spec.heads_dim] = start
-    return fd.ops.slice(x, starts, [stop if k == spec.heads_dim else n for k, n in enumerate(ends)])  # pyright: ignore[reportArgumentType]
 
 
 def _turn(spec: RotarySpec, *, is_back: bool) -> FusionDefinition:
@@ -136,8 +123,15 @@ def _turn(spec: RotarySpec, *, is_back: bool) -> FusionDefinition:
     return fd
 
 
-def _turned(fd: FusionDefinition, spec: RotarySpec, x: TensorView, cos: TensorView, sin: TensorView) -> TensorView:
-    """``x`` with each pair (a, b) of its first features replaced by (a cos - b sin, b cos + a sin)."""
+def _turned(
+    fd: FusionDefinition,
+    spec: RotarySpec,
+    x: TensorView,
+    cos: TensorView,
+    sin: TensorView,
+    where: TensorView | None = None,
+) -> TensorView:
+    """``x`` with each pair (a, b) of its first features replaced by (a cos - b sin, b cos + a sin), ``where`` given."""
     turned, half = spec.rotary_dim, spec.rotary_dim // 2
     if spec.interleaved:
         parts = [_part(fd, x, k, turned, 2) for k in (0, 1)]
@@ -147,6 +141,8 @@ def _turned(fd: FusionDefinition, spec: RotarySpec, x: TensorView, cos: TensorVi
     a = fd.ops.sub(fd.ops.mul(first, cos), fd.ops.mul(second, sin))
     b = fd.ops.add(fd.ops.mul(second, cos), fd.ops.mul(first, sin))
     a, b = (fd.ops.cast(t, dtype=spec.dtype) for t in (a, b))
+    if where is not None:
+        a, b = (fd.ops.where(where, t, part) for t, part in zip((a, b), parts, strict=True))
     if spec.interleaved:
         pairs = fd.ops.cat([fd.ops.unsqueeze(t, -1) for t in (a, b)], -1)
         sizes = [fd.ops.size(x, k) for k in range(spec.ndim - 1)]

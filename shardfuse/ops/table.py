@@ -77,6 +77,9 @@ _SIGN = "tl.where({0} > 0, 1, tl.where({0} < 0, -1, tl.zeros_like({0})))"
 _SOFTPLUS = "tl.where({0} > 20, {0}, libdevice.log1p(tl.exp(tl.minimum({0}, 20.0, propagate_nan=tl.PropagateNan.ALL))))"
 _LERP = "tl.where(tl.abs({2}) < 0.5, {0} + {2} * ({1} - {0}), {1} - ({1} - {0}) * (1 - {2}))"
 _GELU_TANH = "{0} * tl.sigmoid(1.5957691216057308 * ({0} + 0.044715 * {0} * {0} * {0}))"
+_GELU_SLOPE = (
+    "libdevice.erfc({0} * -0.7071067811865476) * 0.5 + {0} * (libdevice.exp({0} * {0} * -0.5) * 0.3989422804014327)"
+)
 _REMAINDER = (
     "tl.where((libdevice.fmod({0}, {1}) != 0) & ((libdevice.fmod({0}, {1}) < 0) != ({1} < 0)), "
     "libdevice.fmod({0}, {1}) + {1}, libdevice.fmod({0}, {1}))"
@@ -130,6 +133,14 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
+def gelu_slope(x: torch.Tensor) -> torch.Tensor:
+    """The derivative of ``gelu``, by ``erfc``, which keeps its digits where x is negative."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    density = torch.exp(wide * wide * -0.5) * (1 / math.sqrt(2 * math.pi))
+    found = torch.erfc(wide * -math.sqrt(0.5)) * 0.5 + wide * density
+    return found.to(x.dtype if x.is_floating_point() else torch.float32)
+
+
 _ROWS = (
     # unary
     PointwiseOp("neg", 1, Rule.PROMOTE, torch.neg, "-{0}", exact=True, on_floats="{0} * -1.0"),
@@ -167,6 +178,7 @@ _ROWS = (
     PointwiseOp("sigmoid", 1, Rule.FLOAT, torch.sigmoid, "tl.sigmoid({0})"),
     PointwiseOp("silu", 1, Rule.FLOAT, torch.nn.functional.silu, "{0} * tl.sigmoid({0})"),
     PointwiseOp("gelu", 1, Rule.FLOAT, torch.nn.functional.gelu, "gelu({0})"),
+    PointwiseOp("gelu_slope", 1, Rule.FLOAT, gelu_slope, _GELU_SLOPE, rough="rough_gelu_slope({0})"),
     PointwiseOp("gelu_tanh", 1, Rule.FLOAT, _gelu_tanh, _GELU_TANH),
     PointwiseOp("softplus", 1, Rule.FLOAT, torch.nn.functional.softplus, _SOFTPLUS),
     PointwiseOp("reciprocal", 1, Rule.FLOAT, torch.reciprocal, "1 / {0}", precise="tl.div_rn(1.0, {0})"),

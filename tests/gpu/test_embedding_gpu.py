@@ -15,7 +15,10 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("rows", "width", "shape"), [(50, 1000, (3, 100)), (5000, 4096, (4096,)), (1, 7, (1000,))])
+@pytest.mark.parametrize(
+    ("rows", "width", "shape"),
+    [(50, 1000, (3, 100)), (5000, 4096, (4096,)), (1, 7, (1000,)), (3, 1030, (5000,)), (3, 9, (40000,))],
+)
 def test_rows_and_gradient(rows: int, width: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight = torch.randn(rows, width, device="cuda", requires_grad=True)
@@ -44,6 +47,22 @@ def test_rows_without_a_gradient(kind: torch.dtype) -> None:
         found = embedding(here, weight, torch.bfloat16)
         assert torch.equal(found, weight[here].bfloat16())
         assert found.is_contiguous()
+
+
+def test_indices_of_a_stride() -> None:
+    """One column of several, and one index for all places."""
+    weight = torch.randn(50, 64, device="cuda", requires_grad=True)
+    several = torch.randint(50, (100, 3), device="cuda")
+    for indices in (several[:, 1], several[3, :1].expand(200)):
+        found = embedding(indices, weight, torch.bfloat16)
+        assert torch.equal(found, weight[indices].bfloat16())
+        given = torch.randn_like(found)
+        (made,) = torch.autograd.grad(found, weight, given)
+        expected, terms = (
+            torch.zeros(50, 64, device="cuda", dtype=torch.float64).index_add_(0, indices, t)
+            for t in (given.double(), given.double().abs())
+        )
+        assert_near(made, expected, n=2, rows=None, terms=terms)
 
 
 _REFUSED = """
