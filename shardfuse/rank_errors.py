@@ -97,6 +97,21 @@ class SimulationStuckError(ShardfuseError):
         self.places = dict(places)
 
 
+class CollectivesDifferError(ShardfuseError):
+    """The ranks of a process group come to different collectives, in a simulation.  ``found``: what to, by rank."""
+
+    def __init__(self, found: Mapping[int, str]) -> None:
+        told: dict[str, list[int]] = {}
+        for rank, what in found.items():
+            told.setdefault(what, []).append(rank)
+        come = "; ".join(f"rank {', '.join(map(str, ranks))} to {what}" for what, ranks in told.items())
+        super().__init__(
+            f"ranks {sorted(found)} have come to different collectives: {come}: call the same ones in the same order "
+            "on every rank, with one operation, shape and dtype"
+        )
+        self.ranks = tuple(tuple(ranks) for ranks in told.values())
+
+
 class SimulationTimeoutError(ShardfuseError):
     """A simulation took longer than the ``timeout`` that `simulate` was given, in seconds."""
 

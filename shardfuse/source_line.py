@@ -22,7 +22,9 @@ import torch
 _HERE = str(Path(__file__).parent) + os.sep
 _OWN = tuple(f"{_HERE}{part}" for part in ("nn/", "passes/", "frontend/inputs.py", "frontend/pieces.py"))
 """Where shardfuse itself defines fusions, and says how tensors are sharded about which the caller said nothing."""
-_LIBRARIES = (_HERE, str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
+GENERATED = "<shardfuse"
+"""Begins the file name of a program that shardfuse has written."""
+_LIBRARIES = (_HERE, str(Path(torch.__file__).parent) + os.sep, contextlib.__file__, GENERATED)
 """Frames of these are not the caller's: between a model and a fusion that it runs stand torch's modules too."""
 
 _CALLER, _LIBRARY, _OWN_DOING = "caller", "library", "own"

@@ -42,6 +42,8 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
             call_after_a_quiet_program(difference, is_guilty=is_guilty)
         case "step_next":
             step_alone(is_guilty=is_guilty)
+        case "failed_clip":
+            clip_after_a_failure(is_guilty=is_guilty)
         case "summands_next":
             step_without_a_gradient(is_guilty=is_guilty)
         case "longer_cached":
@@ -148,6 +150,31 @@ def step_alone(*, is_guilty: bool) -> None:
         optimiser.step()
     fd.execute([rows])
     time.sleep(LATE)  # gloo adds up numbers that do not belong together, or raises
+
+
+def clip_after_a_failure(*, is_guilty: bool) -> None:
+    """Clipping by the norm over both ranks; then one that refuses what the guilty rank alone has, which catches that.
+
+    It makes no other call, in whose place the others' all-reduce would be.
+    """
+    import torch
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from shardfuse import DeviceMesh, optim
+    from shardfuse.optim.optim_errors import OptimizerTensorError
+
+    mesh = DeviceMesh(range(2)).to_torch("cpu")
+    parameter = torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    parameter.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    optim.clip_grad_norm_([parameter], 1.0)
+    own = torch.nn.Parameter(torch.ones(2))
+    own.grad = torch.ones(2).to_sparse() if is_guilty else torch.ones(2)
+    print(f"fault {time.time()}", flush=True)
+    try:
+        optim.clip_grad_norm_([parameter, own], 1.0)
+    except OptimizerTensorError:
+        print("raised OptimizerTensorError", flush=True)
+    time.sleep(LATE)
 
 
 def step_without_a_gradient(*, is_guilty: bool) -> None:

@@ -176,6 +176,41 @@ def rows(fd: FusionDefinition) -> str:
     return next(line for line in fd.last_trace().splitlines() if "T0" in line)
 
 
+BAD_TENSORS = {
+    "size": torch.ones(2, 9),
+    "dims": torch.ones(8),
+    "dtype": torch.ones(2, 8).double(),
+    "strides": torch.ones(8, 2).t(),
+    "sparse": torch.ones(2, 8).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TENSORS)
+def test_explain_refuses_what_execute_refuses(name: str) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 8], contiguity=True)
+        fd.add_output(fd.ops.sum(x, [1]))
+    sentences: list[str] = []
+    for call in (fd.explain, fd.execute, fd.explain):  # before a plan of the right size is there, and after
+        with pytest.raises(InputError) as raised:
+            call([BAD_TENSORS[name]])
+        sentences.append(str(raised.value))
+    assert sentences == sentences[:1] * 3
+    assert "T0" in sentences[0]
+    assert fd.explain([torch.ones(2, 8)]).kernels == 1
+
+
+def test_explain_refuses_what_is_no_share_of_this_rank() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 8], contiguity=True)
+        fd.add_output(fd.ops.exp(x))
+        x.set_device_mesh(DeviceMesh([0, 1]))
+        x.outer_split(1, 2)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+    refused(lambda: fd.explain([torch.ones(2, 8)]), InputError, "input 0, T0", "shape [2, 4]", "unsharded [2, 8]")
+    assert fd.explain([torch.ones(2, 4)]).kernels == 1
+
+
 def test_explain_and_trace_tell_of_the_last_run() -> None:
     fd, x, _ = defined()
     a, b = torch.ones(2, 3), torch.ones(40, 50)

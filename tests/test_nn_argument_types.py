@@ -74,6 +74,41 @@ def test_options_of_quantizing_functions(sentence: str) -> None:
     assert str(refused.value).startswith(sentence)
 
 
+W, TABLE, INDEX = torch.ones(4, 6), torch.ones(5, 2), torch.tensor([0, 3])
+LEFT_TO_TORCH: dict[str, Callable[[], object]] = {
+    "linear: input has shape (3, 6), expected [..., 5], as weight has (4, 5)": lambda: functional.linear(X, W[:, :5]),
+    "linear: input has shape (), expected [..., 6], as ": lambda: functional.linear(X[0, 0], W),
+    "linear: input has shape (3, 6), expected [..., 1], as weight has (4, 1)": lambda: nn.Linear(1, 4)(X),
+    "linear: weight has shape (1, 4, 6), expected [out_features, in_features]": lambda: functional.linear(X, W[None]),
+    "linear: bias has shape (6,), expected (4,), as weight has (4, 6)": lambda: functional.linear(X, W, X[0]),
+    "linear: bias has shape (1, 1, 4), expected (4,), ": lambda: functional.linear(X.bfloat16(), W, W[None, :1, :4]),
+    "linear: weight has dtype torch.float32, expected torch.int64": lambda: functional.linear(X.long(), W),
+    "linear: input has shape (3, 6), expected [..., 5], ": lambda: functional.linear(X.bfloat16(), W[:, :5]),
+    "embedding: weight has shape (2,), expected [rows, width]": lambda: functional.embedding(INDEX, TABLE[0]),
+    "embedding: input has dtype torch.float32, expected torch.int64 or torch.int32": lambda: functional.embedding(X, W),
+    "embedding: index input holds 7, expected 0 to 4: ": lambda: functional.embedding(INDEX + 4, TABLE),
+    "embedding: index input holds -1, expected 0 to 4": lambda: functional.embedding(INDEX - 1, TABLE, torch.bfloat16),
+    "embedding(padding_idx=5): expected None, or -5 to 4": lambda: functional.embedding(INDEX, TABLE, padding_idx=5),
+}
+
+
+@pytest.mark.parametrize("sentence", LEFT_TO_TORCH)
+def test_what_torch_refuses(sentence: str) -> None:
+    """Whatever torch has allocated for the call is free again."""
+    with pytest.raises(ShardfuseError) as refused:
+        LEFT_TO_TORCH[sentence]()
+    assert str(refused.value).startswith(sentence)
+    assert refused.value.__cause__ is None
+
+
+def test_what_torch_takes() -> None:
+    linear = torch.nn.functional.linear
+    for given in ((X, W[0]), (X[0], W), (X, W, W[:3, :4]), (X, W, W[0, 0]), (X, W, W[:1, 0])):
+        assert torch.equal(functional.linear(*given), linear(*given))
+    with pytest.raises(RuntimeError, match="not implemented for 'Bool'"):
+        functional.linear(X.bool(), W.bool())
+
+
 @pytest.mark.parametrize("sentence", CALLS)
 def test_what_is_no_tensor(sentence: str) -> None:
     with pytest.raises(ModuleInputError) as refused:

@@ -233,6 +233,49 @@ def test_gated_mlps_that_are_alike_are_tried_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gated_mlp, "why_other", counted)
     model = nn.Sequential(*(Llama4TextMLP(nn.SiLU()) for _ in range(3)), ScaledMLP(1.0), ScaledMLP(2.0))
     done = convert(model)
-    assert [r.name for r in done.replaced] == ["0", "1", "2", "3"]
-    assert "another result" in done.left[0].reason
+    assert [r.name for r in done.replaced] == ["0", "1", "2"]
+    assert "its forward reads scale, which a GatedMLP would not follow" in done.left[0].reason
+    assert "another result" in done.left[1].reason
     assert len(tried) == 3
+
+
+class ScaledSiLU(nn.SiLU):
+    scale = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.scale
+
+
+def test_a_gated_mlp_that_a_caller_may_change_is_left() -> None:
+    """Its replacement would go on as before."""
+    scaled, by_activation = ScaledMLP(1.0), Llama4TextMLP(ScaledSiLU())
+    assert "reads scale," in convert(scaled).left[0].reason
+    assert "reads activation_fn.inplace, activation_fn.scale," in convert(by_activation).left[0].reason
+
+
+NO_AFFINE: dict[str, Callable[[], nn.Module]] = {
+    "RMSNorm": lambda: nn.RMSNorm(8, 1e-6, elementwise_affine=False),
+    "LayerNorm": lambda: nn.LayerNorm(8, elementwise_affine=False),
+    "GroupNorm": lambda: nn.GroupNorm(2, 8, affine=False),
+    "BatchNorm1d": lambda: nn.BatchNorm1d(8, affine=False),
+}
+
+
+@pytest.mark.parametrize("is_parameter", [True, False], ids=["a parameter", "a tensor"])
+@pytest.mark.parametrize("name", NO_AFFINE)
+def test_a_norm_without_affine_that_was_given_a_weight(name: str, is_parameter: bool) -> None:
+    made, x = NO_AFFINE[name](), torch.randn(4, 8)
+    weight = torch.arange(1.0, 9.0)
+    if is_parameter:
+        made.weight = nn.Parameter(weight)
+    else:
+        del made.weight
+        made.weight = weight
+    wanted = made(x)
+    done = convert(made)
+    assert done.left[0].reason == "it holds weight"
+    assert torch.equal(done.model(x), wanted)

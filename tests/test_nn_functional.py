@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from functional_cases import CASES, check
+from functional_cases import CASES, Case, check, widened
 from module_cases import FLOATS
 from torch import Tensor
 from torch.nn import functional as theirs
 
 from benchmarks.roundings import assert_near
+from shardfuse import DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError
-from shardfuse.nn import AddRMSNorm, LinearCrossEntropyLoss, functional, quantized
+from shardfuse.nn import AddRMSNorm, LinearCrossEntropyLoss, Softmax, functional, quantized
 from shardfuse.nn.default_eps import rms_norm_eps
 
 
@@ -32,6 +34,37 @@ def test_a_type_to_convert_to_is_taken_as_by_torch() -> None:
             torch.testing.assert_close(got, want)
             traced = torch.compile(getattr(functional, name), backend="eager", fullgraph=True)
             torch.testing.assert_close(traced(x, -1, dtype=dtype), want)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_tensors_of_few_dims(dtype: torch.dtype) -> None:
+    target = torch.tensor(1)
+    check(Case(functional.softmax, lambda x: theirs.softmax(x, -1), [()]), dtype)
+    check(Case(functional.log_softmax, lambda x: theirs.log_softmax(x, 0), [()]), dtype)
+
+    def masked(x: Tensor, mask: Tensor) -> Tensor:
+        return functional.softmax(x, 0, mask=mask)
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return widened(lambda logits: theirs.cross_entropy(logits, target))(theirs.linear(x, weight))
+
+    check(Case(masked, lambda x, mask: theirs.softmax(x + mask, 0), [(), ()]), dtype)
+    check(Case(lambda x, weight: functional.linear_cross_entropy(x, weight, target), loss, [(5,), (7, 5)]), dtype)
+
+
+def test_a_softmax_of_no_dims() -> None:
+    one = torch.tensor(3.0)
+    for mask, wanted in ((torch.tensor(True), 1.0), (torch.tensor(False), math.nan)):
+        torch.testing.assert_close(Softmax()(one, mask), torch.tensor(wanted), equal_nan=True)
+    for function in (functional.softmax, functional.log_softmax):
+        compiled = torch.compile(function, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(one), function(one))
+        with pytest.raises(ModuleInputError, match="x has 0 dims, expected a dim 1"):
+            function(one, 1)
+    with pytest.raises(ModuleInputError, match=r"mask has shape \(2,\), expected one that broadcasts to \(\)"):
+        Softmax()(one, torch.ones(2))
+    with pytest.raises(ModuleInputError, match="x has 0 dims"):
+        Softmax(mesh=DeviceMesh([0]))(one)
 
 
 def test_tensors_without_elements() -> None:

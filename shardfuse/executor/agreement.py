@@ -34,7 +34,7 @@ from ..config import VERSION, read_settings
 from ..errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from ..mesh.calls import Call, Ledger
 from ..mesh.groups import current_rank, default_group, default_store, default_timeout, world_size
-from ..mesh.process import check_is_a_rank, is_forked, issued, ledger_of, note_failure, own_watchdog
+from ..mesh.process import check_is_a_rank, is_forked, issued, ledger_of, note_failure, own_ledgers, own_watchdog
 from ..mesh.rendezvous import PrefixStore, Store
 from ..rank_errors import RanksLateError, WaitingCircleError
 from .circles import Wait, find_circle
@@ -364,8 +364,8 @@ class _Side:
 
     def tell_of_failure(self, rank: int, reason: str, failure: Failure) -> None:
         self.failures.add(failure)
-        guard = own_watchdog()
-        calls = {} if guard is None else guard.ledgers.made()
+        ledgers = own_ledgers()
+        calls = {} if ledgers is None else ledgers.made()
         self.tell("failed", rank=rank, reason=reason, failure=failure, calls=calls)
 
     def tell(self, what: str, **facts: object) -> None:

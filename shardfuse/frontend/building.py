@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from ..compiler import Plan
-from ..executor.binding import check_local_shape
+from ..executor.binding import Bound, check_local_shape
 from ..executor.kernel import Kernel
 from ..executor.options import CompileOptions
 from ..executor.program import ProgramBuilder
@@ -44,6 +44,18 @@ def built(fusion: Fusion, call: BoundCall, plan: Plan, options: CompileOptions, 
     return Made(counted(program, call, is_sending=bool(sent_in(plan, options))), plan)
 
 
+def check_shares(
+    fusion: Fusion, plan: Plan, bound: Bound, sizes: Mapping[TensorView, Sequence[int]], rank: int
+) -> None:
+    """Raises ``InputError`` for a tensor that is not this rank's share of the input that ``plan`` was made for."""
+    for k, (declared, tensor) in enumerate(zip(fusion.inputs, plan.fusion.inputs, strict=True)):
+        tv = declared.val
+        if not isinstance(tv, TensorView) or (tv.domain.mesh is not None and rank not in tv.domain.mesh.ranks):
+            continue
+        assert isinstance(tensor, BoundTensor), "a tensor is bound to a tensor"
+        check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, sizes[tv])
+
+
 def builder_of(
     fusion: Fusion, call: BoundCall, plan: Plan, options: CompileOptions, kernels: Kernels,
     region: Callable[[KernelPlan], Region] | None = None,
@@ -53,16 +65,12 @@ def builder_of(
     region: where a kernel exchanges with other ranks; left out, there is no place yet, and kernels are compiled alone.
     """
     bound, rank = call.bound, call.rank
+    check_shares(fusion, plan, bound, call.sizes, rank)
     inputs = dict(zip((i.val for i in fusion.inputs), plan.fusion.inputs, strict=True))
     samples: dict[BoundTensor, torch.Tensor] = {}
-    for k, declared in enumerate(fusion.inputs):
-        tv = declared.val
-        if not isinstance(tv, TensorView):
-            continue
-        tensor, value = inputs[tv], bound.tensors[tv]
+    for tv, value in bound.tensors.items():
+        tensor = inputs[tv]
         assert isinstance(tensor, BoundTensor), "a tensor is bound to a tensor"
-        if tv.domain.mesh is None or rank in tv.domain.mesh.ranks:
-            check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, call.sizes[tv])
         samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     segments = [s.segment for s in plan.segments]
     places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)

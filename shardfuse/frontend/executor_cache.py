@@ -51,7 +51,7 @@ from .argument_checks import (
     ranks_of,
 )
 from .bound_call import BoundCall, Made, Sizes
-from .building import Kernels, builder_of, built
+from .building import Kernels, builder_of, built, check_shares
 from .exchanges import agree_on_memory, plan_on, promises, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
@@ -214,13 +214,16 @@ class FusionExecutorCache:
     def plan_for(self, arguments: Sequence[Argument] | None, sizes: Sizes | None) -> Plan:
         """For local arguments, for unsharded sizes, or the last one.  Raises ``NoPlanError``."""
         if arguments is not None:
+            check_layouts(self.fusion, arguments, ())  # of no other rank: each may ask for a plan alone
             bound = bind_arguments(self.fusion, arguments, current_rank(), None)
             found, unknown = global_sizes(self.fusion, bound.local_shapes, sizes or {})
             if unknown:
                 self._refuse_unknown(unknown[0])
             numbers = self._numbers(arguments)
             text = self._description(found, bound.device, numbers)
-            return plan_on(self.plan(found, numbers, bound.device), text, bound.device, self.options)
+            plan = plan_on(self.plan(found, numbers, bound.device), text, bound.device, self.options)
+            check_shares(self.fusion, plan, bound, found, current_rank())
+            return plan
         if sizes is None and all(n >= 0 for tv in self.tensors() for n in tv.shape):
             sizes = {tv: tv.shape for tv in self.tensors()}
         if sizes is None and self.last_plan is not None:

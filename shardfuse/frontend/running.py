@@ -256,8 +256,9 @@ class Running:
         the part of each tensor that every rank holds.  Each rank that passes it writes it.
         timeline: of a run, for the page to show measured times.
 
-        Raises ``NoPlanError``; ``InputError`` for uneven shards without ``sizes``; ``DefinitionError`` for a timeline
-        without a page, or for what is no path; ``PageError`` where the page cannot be written.
+        Raises ``NoPlanError``; ``InputError`` for what `execute` refuses, and for uneven shards without ``sizes``;
+        ``DefinitionError`` for a timeline without a page, or for what is no path; ``PageError`` where that cannot be
+        written.
         """
         from shardfuse.frontend.explain import explain_plan
 

@@ -188,7 +188,7 @@ class Ledgers:
 
     def __init__(self, rank: int, latest: list[Call] | None = None) -> None:
         self._rank = rank
-        self._latest = latest
+        self._latest = [NO_CALL] if latest is None else latest
         self._known: dict[tuple[int, ...], Ledger] = {}
         self._until: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -199,6 +199,15 @@ class Ledgers:
         if ledger is None:
             ledger = self._known.setdefault(team, Ledger(team, self._latest))
         return ledger
+
+    @property
+    def latest(self) -> Call:
+        """The program that this rank called last, in whatever team."""
+        return self._latest[0]
+
+    def around(self, ranks: Sequence[int]) -> list[Ledger]:
+        """Those of teams that all of ``ranks`` are in."""
+        return [ledger for ledger in tuple(self._known.values()) if set(ranks) <= set(ledger.ranks)]
 
     def told(self) -> dict[str, Told]:
         """What there was to tell at the last comparison, by team."""

@@ -24,7 +24,7 @@ from shardfuse.errors import (
     RendezvousError,
     ShardfuseError,
 )
-from shardfuse.mesh.calls import Ledger
+from shardfuse.mesh.calls import Ledger, Ledgers
 from shardfuse.mesh.collective_waits import COMMUNICATION_PATIENCE
 from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_communication, sentence, shown
 from shardfuse.mesh.groups import default_group, destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
@@ -129,7 +129,7 @@ _start = _Start()
 _forked = _Forked()
 # By default process group, so that the end of one world is no part of the next.
 _lives: WeakKeyDictionary[dist.ProcessGroup, _Life] = WeakKeyDictionary()
-_adopted: WeakKeyDictionary[dist.ProcessGroup, ProcessContext] = WeakKeyDictionary()
+_adopted: WeakKeyDictionary[dist.ProcessGroup, tuple[ProcessContext, Ledgers]] = WeakKeyDictionary()
 
 
 def initialize(backend: str | None = None, *, timeout: float | None = None, watchdog: bool = True) -> ProcessContext:
@@ -148,7 +148,7 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     """
     if dist.is_initialized():
         if default_group() in _adopted:
-            return _adopted[default_group()]
+            return _adopted[default_group()][0]
         life = _find_life()
         if life is None:
             raise AlreadyInitializedError
@@ -238,9 +238,12 @@ def finalize() -> None:
         life.end()
 
 
-def adopt(context: ProcessContext) -> None:
-    """Have `initialize` return ``context`` for a default process group that somebody else made and will end."""
-    _adopted[default_group()] = context
+def adopt(context: ProcessContext, ledgers: Ledgers) -> None:
+    """Have `initialize` return ``context`` for a default process group that somebody else made and will end.
+
+    ``ledgers``: where this rank's calls are noted; he compares them.
+    """
+    _adopted[default_group()] = context, ledgers
 
 
 def fail(error: ShardfuseError | str) -> NoReturn:
@@ -275,8 +278,17 @@ def own_watchdog() -> Watchdog | None:
 
 def ledger_of(ranks: Sequence[int]) -> Ledger | None:
     """Where this rank's calls of programs of these ranks are noted; ``None`` where they are not compared."""
-    guard = own_watchdog()
-    return None if guard is None or len(ranks) < 2 or dist.get_rank() not in ranks else guard.ledgers.of(ranks)
+    ledgers = own_ledgers()
+    return None if ledgers is None or len(ranks) < 2 or dist.get_rank() not in ranks else ledgers.of(ranks)
+
+
+def own_ledgers() -> Ledgers | None:
+    """Those of all teams that this rank is in; ``None`` where nobody compares its calls."""
+    guard, group = own_watchdog(), dist.group.WORLD
+    if guard is not None:
+        return guard.ledgers
+    adopted = None if group is None else _adopted.get(group)
+    return None if adopted is None else adopted[1]
 
 
 def within(group: dist.ProcessGroup) -> AbstractContextManager[None]:

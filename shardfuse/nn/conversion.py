@@ -177,10 +177,13 @@ def _input_name(module: Module) -> str | None:
 
 
 def _others(found: Module, module: Module) -> list[str]:
-    """What would be lost or made: names of children, parameters and buffers that one of the two has."""
+    """What would be lost or made: names of children, parameters and buffers that one of the two has.
+
+    A tensor that is an attribute of the module, in the place of a parameter that it has not, is one too.
+    """
     names = [] if isinstance(found, GatedMLP) else [name for name, _ in module.named_children()]
     for has, will in ((module._parameters, found._parameters), (module._buffers, found._buffers)):  # pyright: ignore[reportPrivateUsage]
-        had, kept = _there(has), _there(will)
+        had, kept = [*_there(has), *(name for name in will if vars(module).get(name) is not None)], _there(will)
         names += [name for name in had if name not in kept] + [f"no {name}" for name in kept if name not in had]
     unsaved = module._non_persistent_buffers_set ^ found._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
     return [*names, *sorted(unsaved)]

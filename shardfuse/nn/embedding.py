@@ -9,16 +9,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import ModuleArgumentError
+from ..errors import IndexRangeError, ModuleArgumentError, ShardfuseError
 from ..executor.uncompiled import uncompiled
-from .refused_calls import refusing
+from .checks import Function
+from .refused_calls import refusing_by
 from .second_derivatives import Once, apply_of_c
 from .tensor_kinds import are_torchs, forward_ad
 
 _HALVES = (torch.bfloat16, torch.float16)
+_INDICES = (torch.int64, torch.int32)
 
 
-@refusing
+def _why_refused(
+    input: Tensor, weight: Tensor, dtype: object = None, *, padding_idx: int | None = None, **options: object
+) -> ShardfuseError | None:
+    function, rows = Function("embedding"), weight.shape[0] if weight.ndim else 0
+    if weight.ndim != 2:
+        return function.refuse("weight", f"shape {tuple(weight.shape)}", "[rows, width]")
+    if input.dtype not in _INDICES:
+        return function.refuse("input", f"dtype {input.dtype}", " or ".join(map(str, _INDICES)))
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        return ModuleArgumentError("embedding", "padding_idx", padding_idx, f"None, or {-rows} to {rows - 1}: a row")
+    if input.device.type == "cpu" and input.numel():  # a GPU says so where nothing can be read any longer
+        for index in (int(input.min()), int(input.max())):
+            if not 0 <= index < rows:
+                return IndexRangeError("embedding", "input", index, 0, rows, 0, "weight")
+    return None
+
+
+@refusing_by(_why_refused)
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -34,8 +53,8 @@ def embedding(
 
     input: [...] of int32 or int64; weight: [rows, width] -> [..., width].  On a GPU rows of 16 bits are cast as they
     are read, and their gradients added up in float32, in an order of the indices alone: the same bits on every rank and
-    in every run; with one of torch's further options as torch does it.  Raises ModuleArgumentError for a dtype that is
-    none of floats, as torch's ``padding_idx`` by position would be.
+    in every run; with one of torch's further options as torch does it.  Raises ModuleInputError, ModuleArgumentError
+    for a dtype that is none of floats, as torch's ``padding_idx`` by position would be, and on a CPU IndexRangeError.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModuleArgumentError("embedding", "dtype", dtype, "None or a torch.dtype of floats")
@@ -59,7 +78,7 @@ def _looked_up(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 def _is_known(input: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     """Is it what the kernels take?  The rest is torch's, and what torch refuses."""
     is_table = weight.is_cuda and weight.dtype is torch.float32 and weight.ndim == 2 and weight.numel() > 0
-    is_index = input.dtype in (torch.int64, torch.int32) and input.device == weight.device and input.numel() > 0
+    is_index = input.dtype in _INDICES and input.device == weight.device and input.numel() > 0
     return is_table and is_index and dtype in _HALVES and weight.stride(1) == 1
 
 

@@ -94,6 +94,8 @@ def log_prob_and_entropy(
 def _check_target(name: str, logits: torch.Tensor, target: torch.Tensor) -> None:
     function = Function(name)
     function.check_plain(input=logits)
+    if logits.ndim == 0:
+        raise function.refuse("input", "no dims", "[..., classes]")
     if target.dtype != torch.int64 or target.shape != logits.shape[:-1]:
         found = f"shape {tuple(target.shape)} of {target.dtype}"
         raise function.refuse("target", found, f"{tuple(logits.shape[:-1])} of torch.int64")

@@ -17,7 +17,7 @@ from .activation import SwiGLU
 from .activation_functions import Activation
 from .gated import GeGLU
 from .timer import FusionTimer
-from .trial import Case, apart, is_close, likeness, why_other
+from .trial import Case, apart, is_close, likeness, not_followed, why_other
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -113,6 +113,8 @@ def _gate_on(
 _CASES = Case((16,)), Case((2, 3, 4), 30.0)
 """Few, as the layers of a model are large."""
 _ACT_NAMES = "act_fn", "activation_fn"
+_TORCHS = torch.nn.SiLU, torch.nn.GELU
+"""Whose attributes say no more than which activation they are."""
 
 
 def gated_mlp_of(module: Module, tried: dict[Hashable, str | None]) -> GatedMLP | str:
@@ -141,14 +143,24 @@ def gated_mlp_of(module: Module, tried: dict[Hashable, str | None]) -> GatedMLP 
     alike = likeness(module)
     try:
         if alike not in tried:
-            features = cast(Any, layers["gate_proj"]).in_features
-            tried[alike] = why_other(module, partial(_gated, act_name), features, _CASES, 0.1)
+            tried[alike] = _why_not(module, act_name, act)
     except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
         return f"it failed on random numbers: {error}"
     reason = tried[alike]
     if reason is not None:
-        return f"it computes something else than down_proj({act_name}(gate_proj(x)) * up_proj(x)): {reason}"
+        return reason
     return GatedMLP(layers["gate_proj"], layers["up_proj"], layers["down_proj"], activation)
+
+
+def _why_not(module: Module, act_name: str, act: Module) -> str | None:
+    """Why a GatedMLP would not compute what ``module`` does, now or once a caller has set an attribute; else None."""
+    features = cast(Any, module).gate_proj.in_features
+    reason = why_other(module, partial(_gated, act_name), features, _CASES, 0.1)
+    if reason is not None:
+        return f"it computes something else than down_proj({act_name}(gate_proj(x)) * up_proj(x)): {reason}"
+    of_act = [] if type(act) in _TORCHS else [f"{act_name}.{name}" for name in not_followed(act, features)]
+    further = [*not_followed(module, features), *of_act]
+    return f"its forward reads {', '.join(further)}, which a GatedMLP would not follow" if further else None
 
 
 def _gated(act_name: str, module: Module, x: torch.Tensor) -> torch.Tensor:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..errors import ModuleInputError
 from ..executor.uncompiled import uncompiled
-from .refused_calls import refusing
+from .checks import Function
+from .refused_calls import refusing_by
 from .second_derivatives import Once, apply_of_c, backward_as_it_is
 from .tensor_kinds import are_torchs, forward_ad
 from .transforms import is_traced_by_jit
@@ -32,13 +34,33 @@ class Linear(torch.nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-@refusing
+def _why_refused(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> ModuleInputError | None:
+    function, shape = Function("linear"), tuple(weight.shape)
+    if weight.ndim not in (1, 2):
+        return function.refuse("weight", f"shape {shape}", "[out_features, in_features]")
+    if input.ndim == 0 or input.shape[-1] != shape[-1]:
+        return function.refuse("input", f"shape {tuple(input.shape)}", f"[..., {shape[-1]}], as weight has {shape}")
+    made = (*input.shape[:-1], *shape[:-1])
+    if bias is not None and not _broadcasts(bias.shape, made):
+        return function.refuse("bias", f"shape {tuple(bias.shape)}", f"{shape[:-1]}, as weight has {shape}")
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and t.dtype is not input.dtype and not (t.dtype in _CAST and input.dtype in _CAST):
+            return function.refuse(name, f"dtype {t.dtype}", f"{input.dtype}, that of input")
+    return None
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape[::-1], to[::-1], strict=False))
+
+
+@refusing_by(_why_refused)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear, where weight and bias may be of another floating dtype than ``input``.
 
     input: [..., in_features]; weight: [out_features, in_features]; bias: [out_features].
     Parameters of another floating dtype (of 16 bits or more) are cast to the input's, which is the result's.  On a GPU
     the gradient of a float32 weight leaves the matmul in float32, where torch rounds it to bfloat16 or float16 first.
+    Raises ModuleInputError.
     """
     dtype, of_weight = input.dtype, weight.dtype
     of_bias = of_weight if bias is None else bias.dtype

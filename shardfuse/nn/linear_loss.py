@@ -160,8 +160,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
                 is_summed = name == "x" and not self.loss.logits_placement.is_uncut
                 placed = "grad_placements=[Partial()], as each rank has a summand of its gradient" if is_summed else ""
                 raise refuse(name, "a DTensor", "this rank's local tensor", f"pass {name}.to_local({placed})")
-        if x.ndim < 2:
-            raise refuse("x", f"{x.ndim} dims", "2 or more", "pass rows of features")
+        if x.ndim == 0:
+            raise refuse("x", "no dims", "[..., features]", "pass rows of features")
         if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
             raise refuse(
                 "weight", f"shape {tuple(weight.shape)}", f"[classes, {x.shape[-1]}]", "pass the layer's weight"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ import torch
 from .gelu import GELU, Approximation
 from .layer_norm import LayerNorm
 from .norm import RMSNorm
-from .trial import Case, Wanted, apart, attributes_read, why_other
+from .trial import Case, Wanted, apart, not_followed, why_other
 
 Module = torch.nn.Module
 
@@ -104,7 +103,7 @@ def _chosen(
     for candidate in candidates:
         try:
             reason = why_other(module, candidate.wanted, size, cases, 1.0)
-            further = [] if reason is not None else _not_followed(module, attributes_read(module, size), known)
+            further = [] if reason is not None else not_followed(module, size, known)
             narrows = reason is None and _narrows(module, size)
         except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
             return f"it failed on random numbers: {error}"
@@ -117,15 +116,6 @@ def _chosen(
         reasons.append(reason)
     latest = max(reasons, key=lambda reason: max(k for k, case in enumerate(cases) if str(case) in reason))
     return f"it computes something else than {kinds}: {latest}"
-
-
-def _not_followed(module: Module, read: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Of the attributes that a forward reads those that a caller may set; functions are what the class computes by."""
-    return [name for name in read if name not in known and not _is_function(getattr(module, name))]
-
-
-def _is_function(value: object) -> bool:
-    return inspect.isroutine(value) or (isinstance(value, partial) and inspect.isroutine(value.func))
 
 
 def _narrows(module: Module, size: int) -> bool:

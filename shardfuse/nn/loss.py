@@ -180,6 +180,8 @@ class CrossEntropyLoss(FusedModule):
         return self.spec_of(partial(LossSpec, **own), logits, target, unsharded)
 
     def _check_target(self, logits: torch.Tensor, target: torch.Tensor) -> None:
+        if logits.ndim == 0:
+            raise ModuleInputError(type(self).__name__, "logits", "no dims", "[..., classes]", "pass rows of classes")
         if target.dtype != torch.int64:
             raise ModuleInputError(type(self).__name__, "target", f"dtype {target.dtype}", "torch.int64", "cast it")
         self.check_same("target", target, "the logits' rows", logits.shape[:-1])

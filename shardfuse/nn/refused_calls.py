@@ -32,12 +32,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def refusing(function: Callable[P, R], *, takes_dtensors: bool = False) -> Callable[P, R]:
+Why = Callable[..., ShardfuseError | None]
+"""Of the arguments of a call that torch has refused: what does not fit, where that is known."""
+
+
+def refusing(function: Callable[P, R], *, takes_dtensors: bool = False, why: Why | None = None) -> Callable[P, R]:
     """``function`` (or a method called ``forward``), whose bad calls end by one error that names the argument.
 
     Tensors: ModuleInputError, by its name; options: ModuleArgumentError.  torch.compile does not trace how the error is
     found: it runs a call whose trace has raised uncompiled, which ends by the same error (with fullgraph=True it raises
     its own, which quotes what ``function`` has raised).
+    why: looks at what ``function`` itself does not check, as torch does.
     """
 
     @functools.wraps(function)
@@ -47,7 +52,7 @@ def refusing(function: Callable[P, R], *, takes_dtensors: bool = False) -> Calla
         except Exception as error:
             if torch.compiler.is_compiling():
                 raise
-            refuse_call(function, error, args, kwargs, takes_dtensors)
+            refuse_call(function, error, args, kwargs, takes_dtensors, why)
             raise
 
     # torch.compile counts how often it compiles a code object: each function has one of its own.
@@ -61,10 +66,15 @@ def refusing_beside_dtensors(function: Callable[P, R]) -> Callable[P, R]:
     return refusing(function, takes_dtensors=True)
 
 
+def refusing_by(why: Why) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """As ``refusing``, of a function whose tensors torch checks."""
+    return lambda function: refusing(function, why=why)
+
+
 @uncompiled
 def refuse_call(
     function: Callable[..., Any], error: Exception, args: Sequence[object], kwargs: Mapping[str, object],
-    takes_dtensors: bool,
+    takes_dtensors: bool, why: Why | None = None,
 ) -> None:  # fmt: skip
     """Raise what a call of ``function`` ends by, where that is not ``error`` as it is."""
     method = function.__qualname__.partition(".forward")
@@ -83,6 +93,8 @@ def refuse_call(
         raise ModuleArgumentError(name, argument, value, expected) from None
     if not isinstance(error, ModuleInputError | ModuleArgumentError):
         found = _of_storage(name, function, args, kwargs)
+        if found is None and why is not None and not isinstance(error, ShardfuseError | TypeError):
+            found = why(*args, **kwargs)
         if found is not None:
             raise found from None
 

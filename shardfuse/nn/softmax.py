@@ -53,7 +53,7 @@ class _Softmax(TwinnedModule):
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """x: at least one dim (local) -> the same shape and dtype.
+        """x: at least one dim on a mesh (local) -> the same shape and dtype.
 
         mask: of a shape that broadcasts to x's, local as x is: of bool, True where an element takes part; or of a
         floating dtype, added to ``scale * x``, with a gradient where it requires one.  Where no element of a row takes
@@ -82,6 +82,10 @@ class _Softmax(TwinnedModule):
     def _forward(
         self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None
     ) -> torch.Tensor:
+        if x.ndim == 0 and self.mesh is None and self.dim in (-1, 0):  # a row of one element, as torch has it
+            mask_of_row = mask if mask is None or mask.ndim else mask[None]
+            self._check(x, mask)
+            return self._forward(x[None], mask_of_row, unsharded=None)[0]
         if x.numel() == 0 and self._is_of_nothing(x):
             self._check(x, mask)
             return torch.log_softmax(x, self.dim) if self._is_log else torch.softmax(x, self.dim)
@@ -124,7 +128,8 @@ class _Softmax(TwinnedModule):
     def _check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         name = type(self).__name__
         self.check_plain(x=x, mask=None if mask is None or mask.dtype is torch.bool else mask)
-        if not -x.ndim <= self.dim < x.ndim:
+        dims = x.ndim or int(self.mesh is None)
+        if not -dims <= self.dim < dims:
             raise ModuleInputError(name, "x", f"{x.ndim} dims", f"a dim {self.dim}", "pass another dim= to the module")
         if mask is not None and has_dtensor((mask,)) and not has_dtensor((x,)):
             raise ModuleInputError(

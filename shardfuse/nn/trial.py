@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -85,7 +87,21 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def attributes_read(module: Module, features: int) -> list[str]:
+def not_followed(module: Module, features: int, known: Sequence[str] = ()) -> list[str]:
+    """Of the attributes that the forward of ``module`` reads those that a caller may set, and what takes its place does
+    not follow.  known: others that it may read.  Functions are what the class computes by."""
+    return [
+        name
+        for name in _attributes_read(module, features)
+        if name not in known and not _is_function(getattr(module, name))
+    ]
+
+
+def _is_function(value: object) -> bool:
+    return inspect.isroutine(value) or (isinstance(value, partial) and inspect.isroutine(value.func))
+
+
+def _attributes_read(module: Module, features: int) -> list[str]:
     """Which attributes of its own, other than parameters and what every module has, the forward of ``module`` reads."""
     read: dict[str, None] = {}
     names = set(vars(module)) - set(vars(Module()))

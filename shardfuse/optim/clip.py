@@ -16,7 +16,7 @@ from ..executor.uncompiled import uncompiled
 from ..executor.written_kernels import has_kernels
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
-from .counted_pieces import added, as_mesh, counted, local_of, places_on_meshes, spread_of
+from .counted_pieces import added, as_mesh, counted, local_of, note_failure_beside, places_on_meshes, spread_of
 from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order, repeats
 from .gradient_norm import (
     NormKernels,
@@ -74,15 +74,21 @@ def clip_grad_norm_(
     """
     call = "clip_grad_norm_"
     listed = _listed(call, "parameters", parameters)
-    bound = checked_bound(call, max_norm)
-    check_tensors(call, "parameters", listed)
-    gradients = [p.grad for p in listed if p.grad is not None]
+    on_mesh = as_mesh(call, mesh, placements)
 
     def places() -> list[int]:
         return [k for p, k in zip(listed, places_on_meshes(listed), strict=True) if p.grad is not None]
 
-    found = _Gradients(call, gradients, places, norm_type, bound, *as_mesh(call, mesh, placements))
-    total = found.total()
+    try:
+        bound = checked_bound(call, max_norm)
+        check_tensors(call, "parameters", listed)
+        gradients = [p.grad for p in listed if p.grad is not None]
+        found = _Gradients(call, gradients, places, norm_type, bound, *on_mesh)
+        own = found.own_total()
+    except Exception:
+        note_failure_beside([getattr(p, "grad", None) for p in listed], *on_mesh)
+        raise
+    total = added_up(own, found.exponent, found.team)
     if error_if_nonfinite:
         check_finite(total, found.exponent, call)
     return found.scaled(total)
@@ -117,10 +123,15 @@ def get_total_norm(
     """
     call = "get_total_norm"
     listed = _listed(call, "tensors", tensors)
-    check_tensors(call, "tensors", listed)
-    whose = partial(places_on_meshes, listed)
-    found = _Gradients(call, listed, whose, norm_type, math.inf, *as_mesh(call, mesh, placements), only_read=True)
-    total = found.total()
+    whose, on_mesh = partial(places_on_meshes, listed), as_mesh(call, mesh, placements)
+    try:
+        check_tensors(call, "tensors", listed)
+        found = _Gradients(call, listed, whose, norm_type, math.inf, *on_mesh, only_read=True)
+        own = found.own_total()
+    except Exception:
+        note_failure_beside(listed, *on_mesh)
+        raise
+    total = added_up(own, found.exponent, found.team)
     if error_if_nonfinite:
         check_finite(total, found.exponent, call)
     return root_of(total, found.exponent, found.dtype)
@@ -182,17 +193,15 @@ class _Gradients:
             self.tensors = [in_order(g, dense_strides(g), g.dtype) for g in self.given]
         self._by_kernels = bool(self.given) and has_kernels(self.device)
 
-    def total(self) -> torch.Tensor:
-        """The sum of powers over all ranks, one float64."""
+    def own_total(self) -> torch.Tensor:
+        """The sum of powers over what this rank counts, one float64."""
         if self._by_kernels:
             with on(self.device):
-                own = self._own_total()
-        else:
-            counted_here = [g for g, is_mine in zip(self.tensors, self.mine, strict=True) if is_mine]
-            own = total_by_torch(counted_here, self.exponent, self.device)
-        return added_up(own, self.exponent, self.team)
+                return self._total_by_kernels()
+        counted_here = [g for g, is_mine in zip(self.tensors, self.mine, strict=True) if is_mine]
+        return total_by_torch(counted_here, self.exponent, self.device)
 
-    def _own_total(self) -> torch.Tensor:
+    def _total_by_kernels(self) -> torch.Tensor:
         kernels = self.kernels = _kernels_for(self.sizes, self.kinds, self.mine, self.exponent, self.device)
         numbers = torch.zeros((1 + len(self.tensors), COLUMNS), dtype=torch.int64, device="cpu")
         numbers[0] = as_numbers([self.max_norm, self.exponent, *[0.0] * (COLUMNS - 2)], {})

@@ -19,7 +19,7 @@ import torch
 from ..executor.plain_arguments import waited
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh, current_rank
-from ..mesh.calls import Call
+from ..mesh.calls import FAILED_RUN, Call
 from ..mesh.groups import Team
 from ..mesh.process import ledger_of
 from .optim_errors import OptimizerArgumentError, OptimizerTensorError
@@ -98,6 +98,35 @@ def _call_of(
 ) -> Call:
     moved = " to ".join(f"({', '.join(map(repr, placements))})" for placements in (here, there))
     return Call.of(f"shardfuse.optim: gradient {place} of the mesh, {list(shape)} {dtype}, from {moved}")
+
+
+def note_failure_beside(
+    tensors: Sequence[object], mesh: DeviceMesh | None, placements: Sequence[Placement] | None
+) -> None:
+    """Note that this rank has failed where the others add up the norm of such tensors, and wait for it.
+
+    Its record of calls then differs from theirs, wherever it goes on, and the watchdog ends all by that.  Where all
+    have failed alike, all have noted it.
+    """
+    spread: list[tuple[DeviceMesh, Sequence[Placement]]] = [
+        (DeviceMesh.from_torch(cast("Any", t).device_mesh), cast("Any", t).placements)
+        for t in tensors
+        if has_dtensor((cast("torch.Tensor", t),))
+    ]
+    if mesh is not None and placements is not None and len(spread) < len(tensors):
+        spread.append((mesh, placements))
+    ranks = tuple(sorted({rank for own, _ in spread for rank in own.ranks}))
+    summed = [own.ranks for own, placed in spread if any(p.is_partial() for p in placed)]
+    is_added = any(
+        len(own.ranks) < len(ranks)
+        or any(n > 1 and not p.is_replicate() and not p.is_partial() for n, p in zip(own.shape, placed, strict=True))
+        for own, placed in spread
+    )
+    teams: list[tuple[int, ...]] = [*summed[:1], *([ranks] if is_added else [])]
+    for team in sorted({*teams}):
+        ledger = ledger_of(team)
+        if ledger is not None:
+            ledger.note(FAILED_RUN)
 
 
 def spread_of(

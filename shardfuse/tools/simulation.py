@@ -4,9 +4,11 @@
 2. One rank runs at a time. It hands the baton on where it would wait for others: in a collective, in the store, asleep.
 3. With the baton goes the state of the random number generators, which are one for the process: each rank draws the
    numbers that it would draw in a process of its own, and every run gives the same numbers.
-4. Where a rank raises, all end, and `simulate` raises what it raised. Where every rank waits in a collective to which
-   not all have come, or looks into the store again and again for what no rank puts there, none can go on: `simulate`
-   says where each stands. A busy machine that is slow to wake a thread is no such standstill.
+4. Where a rank raises, all end, and `simulate` raises what the first one raised. Ranks that come to a collective with
+   different ones, or from different programs, all raise that (`meeting_point.py`).
+5. Where every rank waits in a collective to which not all have come, or looks into the store again and again for what
+   no rank puts there, none can go on: `simulate` says where each stands. A busy machine that is slow to wake a thread
+   is no such standstill.
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 import torch
 import torch._C._distributed_c10d as _bindings
@@ -30,9 +31,12 @@ import torch.testing._internal.distributed.multi_threaded_pg as _threaded
 from torch._C._distributed_c10d import HashStore, Store
 
 from ..base_error import shown
+from ..errors import PeerLostError
 from ..executor import agreement
+from ..mesh.calls import Ledgers
 from ..mesh.process import ProcessContext, adopt
 from ..rank_errors import SimulationError, SimulationStuckError, SimulationTimeoutError
+from .meeting_point import Meeting, MeetingPoint, end_collectives, exit_if_over, was_ended
 
 T = TypeVar("T")
 
@@ -51,8 +55,8 @@ def simulate(
     """Run ``fn(*args)`` as every rank of a world of ``world_size``; returns what the ranks returned, by rank.
 
     In ``fn``, `shardfuse.initialize()` gives the rank's place, and torch.distributed works as on a CPU.  What a rank
-    raises is raised here, with a note that names the rank.  ``timeout``: seconds for the whole run, without limit where
-    left out.
+    raises is raised here, of several the first, with notes that name the ranks.  ``timeout``: seconds for the whole
+    run, without limit where left out.
     Raises SimulationError inside of another world and for what is no function, SimulationStuckError where no rank can
     go on, SimulationTimeoutError where the time is over.
     """
@@ -91,7 +95,7 @@ class _World:
             except BaseException as error:  # noqa: BLE001 raised again in the caller's thread
                 self.errors[rank] = error
                 if not self.is_over:  # a rank that was left behind must not end a later world
-                    _end_collectives(error)
+                    end_collectives(error)
 
         with _threaded_world(self.baton):
             for rank in range(self.size):
@@ -100,19 +104,34 @@ class _World:
                 thread.start()
             stuck = self.watch(timeout)
             self.is_over = True
-        own = {rank: error for rank, error in self.errors.items() if not _was_interrupted(error)}
+        own = {rank: error for rank, error in self.errors.items() if not was_ended(error)}
         if own:
-            rank = min(own)
-            own[rank].add_note(f"raised on rank {rank} of {self.size}; ranks that raised: {sorted(own)}")
-            raise own[rank]
+            raise self.first_of(own)
         if stuck is not None:
             raise stuck
         return [results[rank] for rank in range(self.size)]
 
+    def first_of(self, own: Mapping[int, BaseException]) -> BaseException:
+        """The error that the others follow from, with notes of them.  own: by rank, the first one to be raised first.
+
+        A rank that cannot go on without another may say so before that one has ended.
+        """
+        rank = next((rank for rank, error in own.items() if not _is_of_another(rank, error)), next(iter(own)))
+        first = own[rank]
+        first.add_note(f"raised on rank {rank} of {self.size}; ranks that raised: {sorted(own)}")
+        texts: dict[str, list[int]] = {}
+        for other in sorted(own.keys() - {rank}):
+            texts.setdefault(f"{type(own[other]).__name__}: {own[other]}", []).append(other)
+        texts.pop(f"{type(first).__name__}: {first}", None)
+        for text, ranks in texts.items():
+            first.add_note(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} raised {text}")
+        return first
+
     def enter(self, rank: int) -> None:
         limit = timedelta(days=1)  # the standstill is noticed long before
         dist.init_process_group("threaded", store=self.store, rank=rank, world_size=self.size, timeout=limit)
-        adopt(ProcessContext(rank, self.size, rank, torch.device("cpu"), "gloo", limit.total_seconds()))
+        context = ProcessContext(rank, self.size, rank, torch.device("cpu"), "gloo", limit.total_seconds())
+        adopt(context, Ledgers(rank))
 
     def watch(self, timeout: float | None) -> SimulationStuckError | SimulationTimeoutError | None:
         """Until all have ended, or none can go on."""
@@ -124,7 +143,7 @@ class _World:
             late = end is not None and time.monotonic() > end
             if late or self.is_still():
                 places = {rank: _place(thread) for rank, thread in self.where.items() if thread.is_alive()}
-                _end_collectives(None)
+                end_collectives(None)
                 self.let_end()
                 if late and timeout is not None:
                     return SimulationTimeoutError(timeout, self.size, places)
@@ -157,10 +176,8 @@ class _Baton:
         self.missed: dict[int, bool] = {}
         self.looks: dict[int, int] = {}
         """By thread that looks into the store: how often it has found nothing since the last step of any rank."""
-        self.come: WeakKeyDictionary[object, set[int]] = WeakKeyDictionary()
-        """By collective: which of its ranks have come to it.  Of two that share a group object both come as one."""
-        self.inside: dict[int, tuple[object, int]] = {}
-        """By thread: the collective that it is in, and the number of its ranks."""
+        self.inside: dict[int, Meeting] = {}
+        """By thread: the collective that it waits in."""
         self.last_step = time.monotonic()
         self.random = _random_state()
         self.ranks: dict[int, None] = {}
@@ -220,11 +237,10 @@ class _Baton:
         self.looks.clear()
 
     @contextmanager
-    def within(self, collective: object, rank: int, size: int) -> Generator[None]:
-        """``rank`` of the ``size`` of a collective has come to it, and waits there while others run."""
+    def within(self, meeting: Meeting) -> Generator[None]:
+        """A rank that has come to a collective waits there while others run."""
         thread = threading.get_ident()
-        self.come.setdefault(collective, set()).add(rank)
-        self.inside[thread] = collective, size
+        self.inside[thread] = meeting
         try:
             with self.handed_on():
                 yield
@@ -256,7 +272,7 @@ class _Baton:
                 return False
             if sum(count > 1 for count in self.looks.values()) < self.looking:  # one has not looked since
                 return False
-            return all(len(self.come[collective]) < size for collective, size in self.inside.values())
+            return not any(meeting.is_complete for meeting in self.inside.values())
 
 
 class _SharedStore(Store):
@@ -309,33 +325,35 @@ def install_threaded_group() -> None:
 @contextmanager
 def _threaded_world(baton: _Baton) -> Generator[None]:
     """torch.distributed with a world of its own for each thread, as torch's tests have it, while the body runs."""
-    join, sleep = _threads.Collective.join, time.sleep
+    join, start, sleep = _threads.Collective.join, _threads.ProcessLocalGroup._start_coll, time.sleep
+    meeting_point = MeetingPoint(baton.within)
 
-    def join_without_baton(self: object, rank: int, data: object) -> object:
-        with baton.within(self, rank, cast(Any, self)._world_size):
-            return join(self, rank, data)
+    def join_and_compare(self: object, place: int, data: object) -> object:
+        return meeting_point.join(self, place, data)
+
+    def start_collective(collective: object, group: object) -> object:
+        meeting_point.start(collective, group)
+        return start(collective, group)
 
     def sleep_without_baton(seconds: float) -> None:
         looking = baton.is_looking(seconds)
+        if looking:  # for what another rank was to put into the store
+            exit_if_over()
         with baton.handed_on(asleep=not looking, looking=looking):
             sleep(seconds)
 
     _isolate_threads(True)
     install_threaded_group()
-    _threads.Collective.join, time.sleep = join_without_baton, sleep_without_baton
+    _threads.Collective.join, time.sleep = join_and_compare, sleep_without_baton
+    _threads.ProcessLocalGroup._start_coll = staticmethod(start_collective)
     try:
         yield
     finally:
         _threads.Collective.join, time.sleep = join, sleep
+        _threads.ProcessLocalGroup._start_coll = start
         _threads.ProcessLocalGroup.reset()
         _threads._uninstall_threaded_pg()
         _isolate_threads(False)
-
-
-def _end_collectives(error: BaseException | None) -> None:
-    """Let every rank leave the collective that it waits in.  torch's own function walks a table that ranks change."""
-    with _threads.ProcessLocalGroup._coll_lock:
-        _threads.ProcessLocalGroup.exception_handle(error)
 
 
 def _random_state() -> tuple[object, ...]:
@@ -352,9 +370,14 @@ def _set_random_state(state: tuple[object, ...]) -> None:
         cast(Any, sys.modules["numpy"]).random.set_state(of_numpy)
 
 
-def _was_interrupted(error: BaseException) -> bool:
-    """True for what torch's group raises in the others once one rank has raised."""
-    return isinstance(error, SystemExit) and str(error) == "Test termination event occurs."
+def _is_of_another(rank: int, error: BaseException) -> bool:
+    """Does an error of this rank, or what it was raised for, say that another rank is the reason?"""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, PeerLostError) and found.rank != rank:
+            return True
+        found = found.__cause__ or found.__context__
+    return False
 
 
 def _place(thread: threading.Thread) -> str:
