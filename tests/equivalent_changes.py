@@ -22,9 +22,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): _PRINTED,
     (
         "shardfuse/passes/settle_inputs.py",
-        "if isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid and tensor.domain.mesh:",
-        "`isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid and tensor.domain.mesh` "
-        "becomes `(isinstance(tv, TensorView) and tv in unsaid and tensor.domain.mesh)`",
+        "if isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid:",
+        "`isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid` "
+        "becomes `(isinstance(tv, TensorView) and tv in unsaid)`",
     ): _KIND,
     (
         "shardfuse/nn/parameters.py",

@@ -213,6 +213,21 @@ def test_an_empty_batch_leaves_the_running_statistics(momentum: float | None) ->
     assert torch.stack([mean, variance]).isfinite().all()
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_running_statistics_in_float16_are_rounded_once(momentum: float | None, compiled: bool) -> None:
+    """Of a variance that float16 does not hold its share is kept, and more batches are counted than it holds."""
+    module, theirs = (kind(3, momentum=momentum, dtype=torch.float16) for kind in (BatchNorm1d, torch.nn.BatchNorm1d))
+    for own in (module, theirs):
+        own.num_batches_tracked.fill_(0 if momentum else 70000)
+    x = (torch.randn(64, 3) * 400).to(torch.float16)
+    (torch.compile(module, backend="eager", fullgraph=True) if compiled else module)(x)
+    theirs(x)
+    assert theirs.running_var.isfinite().all()
+    for name, tensor in theirs.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], tensor)
+
+
 def test_sync_batch_norm() -> None:
     """Over the ranks' batches as over one; gradients of parameters are the ranks' average."""
     x, gradient = torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.randn(6, 3, 4, 4, dtype=torch.float64)

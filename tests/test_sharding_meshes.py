@@ -158,6 +158,32 @@ def test_what_is_not_said_of_an_input_follows_from_what_reads_it() -> None:
     assert shapes == [(2, 3, 8), (2, 3, 8), (8,)]
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_an_input_that_is_written_is_held_as_the_output_that_replaces_it(read: bool) -> None:
+    """Of ``t`` nothing is said.  It is a shard where nothing reads it; where all of it is read, it stays whole.
+
+    A shard of one row, copied over all of ``t``, would be there twice.
+    """
+    with FusionDefinition() as fd:
+        x, t = fd.define_tensor([2]), fd.define_tensor([-1])
+        out = fd.ops.div(t, fd.ops.sum(t, [0], keepdim=True)) if read else fd.ops.mul(x, 2.0)
+        fd.add_output(out, alias_input=x if read else t)
+        fd.add_output(fd.ops.neg(out), alias_input=t if read else None)
+    shard(x, world_mesh(2), (X, (0, "outer")))
+    whole = values(2, seed=1), values(2, seed=2).abs() + 1
+    wanted = whole[1] / whole[1].sum() if read else whole[0] * 2
+
+    def run(rank: int, size: int) -> None:
+        fd.fec  # noqa: B018 - says how t is held
+        given = [piece.clone() for piece in local_arguments(fd.fusion, whole, rank) if isinstance(piece, torch.Tensor)]
+        assert [len(g) for g in given] == ([1, 2] if read else [1, 1])
+        left = fd.execute(given)
+        assert torch.equal(given[0] if read else given[1], wanted[rank : rank + 1])
+        assert torch.equal(given[1] if read else left[0], -wanted if read else -wanted[rank : rank + 1])
+
+    run_ranks(2, run)
+
+
 # --- shards and shapes -------------------------------------------------------------------------------------
 
 

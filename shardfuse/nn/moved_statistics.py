@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from .tensor_kinds import are_torchs
@@ -29,11 +31,16 @@ def move_towards(
         return
     if count is not None:
         count.add_(1)
+    if momentum is None and count is None:
+        return
     for own, other in zip(running, batch, strict=False):
-        if momentum is not None:
-            own.lerp_(other.to(own.dtype), momentum)
-        elif count is not None:
-            own.lerp_(other.to(own.dtype), count.to(own.dtype).reciprocal())
+        # Rounded once: float16 holds neither a variance above 65504, of which a share is kept, nor as many batches.
+        wide = torch.promote_types(own.dtype, other.dtype)
+        share = momentum if momentum is not None else cast("torch.Tensor", count).to(wide).reciprocal()
+        if own.dtype is wide:
+            own.lerp_(other.to(wide), share)
+        else:
+            own.copy_(own.to(wide).lerp_(other.to(wide), share))
 
 
 def _is_for_one_kernel(running: Statistics, batch: Statistics, count: torch.Tensor | None) -> bool:

@@ -16,9 +16,10 @@ after (T2 is the sum of T0 and T1)::
     T1.axis(0).parallelize(ParallelType.mesh_x)
 
 What a rank hands over for T1 is then its shard, as for T0.  Sizes are needed to follow axes through the ops, so the
-fusion is bound to sizes that any cut divides, and what propagation finds for T1 is recorded in T1's own domain.  Where
-that is no split that can be said without sizes, or the fusion cannot be bound without them, T1 is replicated: of
-several meshes, on the first of the largest.
+fusion is bound to sizes that any cut divides, and what propagation finds for T1 is recorded in T1's own domain; for an
+input that nothing reads, what it finds for the output that replaces it.  Where that is no split that can be said
+without sizes, or the fusion cannot be bound without them, T1 is replicated: of several meshes, on the first of the
+largest.
 """
 
 from __future__ import annotations
@@ -46,18 +47,24 @@ def settle_inputs(fusion: Fusion) -> None:
     unsaid = [tv for tv in inputs if tv.domain.mesh is None]
     if not meshes or not unsaid:
         return
+    largest = max(meshes, key=lambda mesh: mesh.size)
     try:
         bound = bind(fusion, _stand_ins(fusion, meshes))
     except (ShapeError, ShardingError, ScheduleError):
         for tv in unsaid:
-            tv.set_device_mesh(max(meshes, key=lambda mesh: mesh.size))
+            tv.set_device_mesh(largest)
         return
     propagate_shardings(bound)
     uneven = _has_uneven(fusion)
+    written = {target: out for out, target in bound.aliases.items()}
     for declared, tensor in zip(fusion.inputs, bound.inputs, strict=True):
         tv = declared.val
-        if isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid and tensor.domain.mesh:
-            _record(tv, tensor.domain, tensor.domain.mesh, uneven)
+        if isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid:
+            domain = (tensor if tensor.domain.mesh else written.get(tensor, tensor)).domain
+            if domain.mesh is not None:
+                _record(tv, domain, domain.mesh, uneven)
+            elif tensor in written:  # at other sizes the output may be found sharded: it is as the input is
+                tv.set_device_mesh(largest)
 
 
 def _stand_ins(fusion: Fusion, meshes: list[DeviceMesh]) -> dict[TensorView, list[int]]:
