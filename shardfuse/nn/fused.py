@@ -35,6 +35,8 @@ from .transforms import check_no_tangent, check_no_transform, check_not_traced, 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
+    from .of_linear import Product
+
 Take = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -92,35 +94,28 @@ class _Fused(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, watched: Watched, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        op, shaping = bound.op, bound.shaping
-        outputs = bound.forward(timer, bound.entered(tensors))
-        candidates, kept = (*tensors, *outputs), cast("Any", ctx)
+        kept: Any = ctx
+        made, saved = bound.recorded(kept, timer, tensors)
         kept.call = bound, timer, watched, len(tensors)
-        ctx.save_for_backward(*[candidates[k] for k in op.saved])
-        results = outputs if len(outputs) == op.results else outputs[: op.results]
-        made = tuple(results if shaping is None else shaping.leave_alone(results))
-        if len(made) > len(op.gradients):  # autograd would fill zeros in for those that backward leaves out
-            kept.mark_non_differentiable(*made[len(op.gradients) :])
-            kept._materialize_non_diff_grads = False
+        ctx.save_for_backward(*saved)
         return made
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept = cast("Any", ctx)
-        bound, timer, watched, count = cast("tuple[BoundOp, FusionTimer | None, Watched, int]", kept.call)
+        kept: Any = ctx
+        call: tuple[BoundOp, FusionTimer | None, Watched, int] = kept.call
+        bound, timer, watched, count = call
         if watched:
             check_unchanged(watched)
         check_one_gradient(gradients)
-        op, saved, shaping = bound.op, kept.saved_tensors, bound.shaping
+        op, saved = bound.op, kept.saved_tensors
         given = all_waited(gradients[: len(op.gradients)])  # those of integers are none
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = bound.backward(timer, given, saved)
+                made = bound.gradients(timer, given, saved)
             found = cast("Any", Once).apply(len(made), *made, *given, *saved)
         else:
-            found = bound.backward(timer, given, saved)
-        if shaping is not None:
-            found = shaping.leave_gradients(found)
+            found = bound.gradients(timer, given, saved)
         return None, None, None, *[found[k] for k in op.order], *(None,) * (count - len(op.order))
 
 
@@ -175,7 +170,7 @@ class BoundOp:
         """
         if self.takes:
             origins = origins or tensors
-            tensors = [t if take is None else take(t) for t, take in zip(tensors, self.takes, strict=True)]
+            tensors = self.taken(tensors)
         if torch.is_grad_enabled():
             for t in tensors:
                 if t.requires_grad:
@@ -183,6 +178,24 @@ class BoundOp:
         check_no_tangent(tensors)
         results = self.forward(timer, self.entered(tensors))[: self.op.results]
         return results if self.shaping is None else self.shaping.leave(results)
+
+    def taken(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The local tensors."""
+        return [t if take is None else take(t) for t, take in zip(tensors, self.takes, strict=True)]
+
+    def recorded(
+        self, ctx: Any, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]
+    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+        """The results of a node of autograd, and what that has to save."""
+        op, shaping = self.op, self.shaping
+        outputs = self.forward(timer, self.entered(tensors))
+        candidates = *tensors, *outputs
+        results = outputs if len(outputs) == op.results else outputs[: op.results]
+        made = tuple(results if shaping is None else shaping.leave_alone(results))
+        if len(made) > len(op.gradients):  # autograd would fill zeros in for those that backward leaves out
+            ctx.mark_non_differentiable(*made[len(op.gradients) :])
+            ctx._materialize_non_diff_grads = False
+        return made, [candidates[k] for k in op.saved]
 
     def entered(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """As the forward fusion takes them."""
@@ -200,6 +213,13 @@ class BoundOp:
         if self._is_strange:
             tensors = all_waited(tensors)
         return self.runs[0].fresh(timer, tensors)
+
+    def gradients(
+        self, timer: FusionTimer | None, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """The gradients as a call has its tensors."""
+        found = self.backward(timer, given, saved)
+        return found if self.shaping is None else self.shaping.leave_gradients(found)
 
     def backward(
         self, timer: FusionTimer | None, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
@@ -234,6 +254,8 @@ class FusedModule(Checks, PromisingModule):
     """The class of which a module is made again from its settings, where this is a subclass of it."""
     is_random: ClassVar[bool] = False
     """May a call draw random numbers?"""
+    product: ClassVar[Product | None] = None
+    """Of a linear layer, while ``of_linear`` calls the module with it."""
     mesh: Setting[DeviceMesh | None] = Setting()
     text: str
     """The settings, printed."""
@@ -313,6 +335,9 @@ class FusedModule(Checks, PromisingModule):
             if bound is not None:
                 check_behind(results, watch(origins or tensors, tensors, bound.op.saved))
             return results
+        product = self.product
+        if product is not None and product.made is tensors[0]:
+            return product.through(bound, self.timer, tensors, origins)
         return bound(self.timer, tensors, origins)
 
     def bound_for(

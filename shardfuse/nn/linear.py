@@ -49,6 +49,20 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _called(input, weight, bias)
 
 
+def has_own_node(input: Tensor, weight: Tensor) -> bool:
+    """Is their product, without a bias, one that ``linear`` records by a node of its own, and that fits?"""
+    return (
+        input.dtype is not weight.dtype
+        and input.dtype in _CAST
+        and weight.dtype in _CAST
+        and input.device == weight.device
+        and input.device.type in ("cpu", "cuda")
+        and not torch.is_autocast_enabled(input.device.type)
+        and not _is_for_torch(input, weight, None)
+        and input.shape[-1] == weight.shape[1]
+    )
+
+
 @uncompiled
 def _called(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     kind = input.device.type
@@ -88,15 +102,12 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        dtype, shape = input.dtype, input.shape
-        cast_weight = weight.to(dtype)
-        rows = input if input.ndim == 2 else input.reshape(-1, shape[-1])
+        rows, cast_weight, made = multiplied(input, weight, bias)
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(rows if needs_weight else None, cast_weight if needs_x else None)
-        ctx.shape, ctx.weight_dtype = shape, weight.dtype
+        ctx.shape, ctx.weight_dtype = input.shape, weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        made = functional.linear(rows, cast_weight, None if bias is None else bias.to(dtype))
-        return made if made.ndim == input.ndim else made.view(*shape[:-1], made.shape[1])
+        return made
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -115,14 +126,45 @@ _apply: Callable[..., Tensor] = apply_of_c(_Linear)
 backward_as_it_is(_Linear)
 
 
+def multiplied(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The input, or its rows, the weight in the input's dtype, which the gradients are made of, and the result.
+
+    An input without gaps is taken for its rows by torch's own matmul, which is quicker at that than views of Python's.
+    """
+    dtype, shape = input.dtype, input.shape
+    cast_weight = weight.to(dtype)
+    if bias is None and (input.ndim == 2 or input.is_contiguous()):
+        return input, cast_weight, functional.linear(input, cast_weight)
+    rows = input if input.ndim == 2 else input.reshape(-1, shape[-1])
+    made = functional.linear(rows, cast_weight, None if bias is None else bias.to(dtype))
+    return rows, cast_weight, made if made.ndim == input.ndim else made.view(*shape[:-1], made.shape[1])
+
+
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """Of input, weight and bias."""
-    x, cast_weight = ctx.saved_tensors
+    of_both = gradients_of(gradient, *ctx.saved_tensors, ctx.shape, ctx.weight_dtype)
+    if ctx.bias_dtype is None or not ctx.needs_input_grad[2]:
+        return *of_both, None
+    return *of_both, gradient.reshape(-1, gradient.shape[-1]).sum(0, dtype=ctx.bias_dtype)
+
+
+def gradients_of(
+    gradient: Tensor, x: Tensor | None, cast_weight: Tensor | None, shape: torch.Size, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of the input, of this shape, and of the weight, of this dtype.
+
+    x: the input, or its rows; None where the weight needs no gradient, as ``cast_weight`` where the input does not.
+    """
     rows = gradient if gradient.ndim == 2 else gradient.reshape(-1, gradient.shape[-1])
-    of_x = None if cast_weight is None else torch.mm(rows, cast_weight).view(ctx.shape)
-    of_weight = None if x is None else _product(rows.t(), x, ctx.weight_dtype)
-    of_bias = rows.sum(0, dtype=ctx.bias_dtype) if ctx.bias_dtype is not None and ctx.needs_input_grad[2] else None
-    return of_x, of_weight, of_bias
+    if cast_weight is None:
+        of_x = None
+    elif gradient.ndim > 2 and gradient.is_contiguous():
+        of_x = torch.matmul(gradient, cast_weight)
+    else:
+        of_x = torch.mm(rows, cast_weight).view(shape)
+    if x is None:
+        return of_x, None
+    return of_x, _product(rows.t(), x if x.ndim == 2 else x.view(-1, x.shape[-1]), dtype)
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

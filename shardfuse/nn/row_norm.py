@@ -17,6 +17,7 @@ from . import traced
 from .default_eps import rms_norm_eps
 from .dtensor_autograd import Given, Result, on_local_input, on_local_tensors, placements_of
 from .fused import PLAIN, FusedOp
+from .of_linear import TakesProducts
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
 from .row_norm_fusions import RowNormSpec, row_norm_op
@@ -39,7 +40,7 @@ class NormSwitches:
     weight_offset: float
 
 
-class RowNorm(ParameterModule):
+class RowNorm(TakesProducts, ParameterModule):
     """A norm over the last dims.  ``residual``: where that is, of a norm that takes one."""
 
     eps: Setting[float | None] = Setting()
