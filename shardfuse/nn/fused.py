@@ -26,7 +26,7 @@ from .refused_calls import refuse
 from .saved_versions import Watched, check_behind, check_unchanged, watch
 from .second_derivatives import Once, apply_of_c, backward_as_it_is
 from .settings import Setting, printed
-from .shaping import Shaping
+from .shaping import Shaping, Views, viewed
 from .tensor_kinds import PLAIN as PLAIN
 from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes, plain_metadata_of
 from .timer import FusionTimer
@@ -141,7 +141,7 @@ class BoundOp:
     shaping: how what the fusions take is had of those, None for themselves.
     """
 
-    __slots__ = ("_is_strange", "op", "runs", "shaping", "takes", "unsharded")
+    __slots__ = ("_is_strange", "_views", "op", "runs", "shaping", "takes", "unsharded")
 
     def __init__(
         self,
@@ -153,6 +153,7 @@ class BoundOp:
     ) -> None:
         is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
         self.op, self.takes, self.shaping = op, tuple(takes), shaping
+        self._views = Views() if shaping is None else shaping.views(op.saved)
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         self.runs = (
@@ -191,7 +192,9 @@ class BoundOp:
         outputs = self.forward(timer, self.entered(tensors))
         candidates = *tensors, *outputs
         results = outputs if len(outputs) == op.results else outputs[: op.results]
-        made = tuple(results if shaping is None else shaping.leave_alone(results))
+        if shaping is not None and self._views.has_results:
+            results = shaping.leave_alone(results)
+        made = tuple(results)
         if len(made) > len(op.gradients):  # autograd would fill zeros in for those that backward leaves out
             ctx.mark_non_differentiable(*made[len(op.gradients) :])
             ctx._materialize_non_diff_grads = False
@@ -201,7 +204,7 @@ class BoundOp:
         """As the forward fusion takes them."""
         if self._is_strange:
             tensors = all_waited(tensors)
-        return tensors if self.shaping is None else self.shaping.enter(tensors)
+        return viewed(self._views.enter, tensors) if self._views.enter else tensors
 
     def forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results and the extras, of what has ``entered``."""
@@ -217,18 +220,14 @@ class BoundOp:
     def gradients(
         self, timer: FusionTimer | None, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """The gradients as a call has its tensors."""
-        found = self.backward(timer, given, saved)
-        return found if self.shaping is None else self.shaping.leave_gradients(found)
-
-    def backward(
-        self, timer: FusionTimer | None, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
-    ) -> Sequence[torch.Tensor]:
-        """The gradients as the backward fusion makes them.  given: the gradients of the results of a call."""
-        saved = all_waited(saved)
-        if self.shaping is not None:
-            given, saved = self.shaping.enter_gradients(given), self.shaping.enter_saved(self.op.saved, saved)
-        return self.runs[1](timer, (*given, *saved))[0]
+        """The gradients of the tensors of a call.  given: those of its results."""
+        saved, views = all_waited(saved), self._views
+        if views.gradients:
+            given = viewed(views.gradients, given)
+        if views.saved:
+            saved = viewed(views.saved, saved)
+        found = self.runs[1](timer, (*given, *saved))[0]
+        return viewed(views.found, found) if views.found else found
 
 
 _MISSED: Any = object()

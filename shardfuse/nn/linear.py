@@ -12,8 +12,8 @@ from torch.nn import functional
 from ..executor.uncompiled import uncompiled
 from .refused_calls import refusing
 from .second_derivatives import Once, apply_of_c, backward_as_it_is
-from .tensor_kinds import are_torchs, forward_ad
-from .transforms import is_traced_by_jit
+from .tensor_kinds import PLAIN, are_torchs, forward_ad
+from .transforms import tracing_state
 
 _HALVES = (torch.bfloat16, torch.float16)
 _CAST = (torch.float64, torch.float32, *_HALVES)
@@ -52,7 +52,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def has_own_node(input: Tensor, weight: Tensor) -> bool:
     """Is their product, without a bias, one that ``linear`` records by a node of its own, and that fits?"""
     return (
-        input.dtype is not weight.dtype
+        type(input) in PLAIN
+        and type(weight) in PLAIN
+        and input.dtype is not weight.dtype
         and input.dtype in _CAST
         and weight.dtype in _CAST
         and input.device == weight.device
@@ -92,7 +94,7 @@ def _is_for_torch(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         or input.numel() == 0
         or weight.numel() == 0
         or forward_ad._current_level >= 0
-        or is_traced_by_jit()
+        or tracing_state() is not None
     )
 
 
@@ -142,10 +144,11 @@ def multiplied(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tens
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """Of input, weight and bias."""
-    of_both = gradients_of(gradient, *ctx.saved_tensors, ctx.shape, ctx.weight_dtype)
+    x, cast_weight = ctx.saved_tensors
+    of_x, of_weight = gradients_of(gradient, x, cast_weight, ctx.shape, ctx.weight_dtype)
     if ctx.bias_dtype is None or not ctx.needs_input_grad[2]:
-        return *of_both, None
-    return *of_both, gradient.reshape(-1, gradient.shape[-1]).sum(0, dtype=ctx.bias_dtype)
+        return of_x, of_weight, None
+    return of_x, of_weight, gradient.reshape(-1, gradient.shape[-1]).sum(0, dtype=ctx.bias_dtype)
 
 
 def gradients_of(
@@ -164,11 +167,7 @@ def gradients_of(
         of_x = torch.mm(rows, cast_weight).view(shape)
     if x is None:
         return of_x, None
-    return of_x, _product(rows.t(), x if x.ndim == 2 else x.view(-1, x.shape[-1]), dtype)
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in ``dtype``, unrounded before where the GPU's matmul writes that."""
-    if a.is_cuda and dtype is torch.float32 and a.dtype in _HALVES:
-        return torch.mm(a, b, out_dtype=dtype)
-    return torch.mm(a, b).to(dtype)
+    x = x if x.ndim == 2 else x.view(-1, x.shape[-1])
+    if x.is_cuda and dtype is torch.float32 and x.dtype in _HALVES:  # unrounded before where the GPU's matmul writes it
+        return of_x, torch.mm(rows.t(), x, out_dtype=dtype)
+    return of_x, torch.mm(rows.t(), x).to(dtype)

@@ -8,6 +8,7 @@ too.  Kernels, collectives, their order and what is saved are those of the two n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -26,16 +27,22 @@ from .transforms import check_one_gradient
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
-    from .fused import BoundOp, FusedModule
+    from .fused import BoundOp
     from .timer import FusionTimer
 
 _HOOKS = "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"
+_hooks_of: Callable[[dict[str, Any]], tuple[object, ...]] = itemgetter(*_HOOKS)
 _PACKAGE = f"{__package__}."
 _ANYWHERE = tuple(cast("dict[int, object]", getattr(_of_torch, f"_global{name}")) for name in _HOOKS)
 
 
 class TakesProducts(torch.nn.Module):
-    """A module whose ``forward`` hands its first tensor on to ``FusedModule.run``, and does nothing else with it."""
+    """A module whose ``forward`` hands its first tensor on to ``FusedModule.run``, and does nothing else with it.
+
+    hands_on: does this one, or does it view the tensor first?
+    """
+
+    hands_on: bool = True
 
     def of_linear(self, x: Tensor, weight: Tensor, *others: Any, **named: Any) -> Any:
         """The module of ``functional.linear(x, weight)`` in place of its first tensor, and of its other arguments.
@@ -43,24 +50,33 @@ class TakesProducts(torch.nn.Module):
         Results and gradients are those of the two calls; recorded for autograd as one, which costs the host less, where
         they are plain tensors, the weight is of another dtype than x, and the module has no hooks.
         """
-        module = cast("FusedModule", self)
+        module: Any = self
         if torch.compiler.is_compiling() or not (_is_as_defined(module) and has_own_node(x, weight)):
             return module(linear(x, weight), *others, **named)
         product = Product(x, weight)
-        found = product.given_to(module, others, named)
+        state: dict[str, Any] = vars(module)
+        state["product"] = product
+        try:
+            found = module.forward(product.made, *others, **named)
+        except Exception as error:
+            refuse(module, error, (product.made, *others), named)
+            raise
+        finally:
+            state["product"] = None
         # What became of it is not known where no fusion ran on it as it is.
         return found if product.is_taken else module(linear(x, weight), *others, **named)
 
 
-def _is_as_defined(module: FusedModule) -> bool:
+def _is_as_defined(module: Any) -> bool:
     """Does a call of it come to a ``forward`` of this package's, and to nothing beside?"""
-    kind, own = type(module), vars(module)
+    forward: Any = type(module).forward
+    own: dict[str, Any] = vars(module)
     return (
-        kind.forward.__module__.startswith(_PACKAGE)
+        module.hands_on
+        and forward.__module__.startswith(_PACKAGE)
         and "forward" not in own
-        and module._compiled_call_impl is None  # pyright: ignore[reportPrivateUsage]
-        and not any(own[name] for name in _HOOKS)
-        and not any(_ANYWHERE)
+        and module._compiled_call_impl is None
+        and not any((*_hooks_of(own), *_ANYWHERE))
     )
 
 
@@ -77,18 +93,6 @@ class Product:
             self.rows, self.cast_weight, self.made = multiplied(x, weight, None)
         finally:
             set_grad_enabled(True)
-
-    def given_to(self, module: FusedModule, others: Sequence[object], named: dict[str, object]) -> Any:
-        """What ``module`` makes of it."""
-        state = vars(module)
-        state["product"] = self
-        try:
-            return module.forward(self.made, *others, **named)
-        except Exception as error:
-            refuse(module, error, (self.made, *others), named)
-            raise
-        finally:
-            state["product"] = None
 
     def through(
         self, bound: BoundOp, timer: FusionTimer | None, tensors: Sequence[Tensor], origins: Sequence[Tensor]
@@ -116,7 +120,7 @@ class _OfLinear(torch.autograd.Function):
         needs_x, needs_weight = kept.needs_input_grad[4:6]
         made, saved = bound.recorded(kept, timer, (product.made, *others))
         of_product = product.rows if needs_weight else None, product.cast_weight if needs_x else None
-        ctx.save_for_backward(*saved, *of_product)
+        kept.save_for_backward(*saved, *of_product)
         kept.call = bound, timer, watched, len(others)
         kept.shape, kept.weight_dtype = x.shape, weight.dtype
         return made

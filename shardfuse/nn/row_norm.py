@@ -81,6 +81,7 @@ class RowNorm(TakesProducts, ParameterModule):
         if len(shape) > 1 and not self._parameter.is_uncut:
             raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
         self.normalized_shape, self.eps, self._is_of_last_dim = shape, eps, len(shape) == 1
+        self.hands_on = self._is_of_last_dim
         self.elementwise_affine, self._switches = switches.weight, switches
         self._deferrable: dict[Hashable, bool] = {}
         self._input = placed
