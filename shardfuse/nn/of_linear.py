@@ -1,3 +1,5 @@
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false
 """A module of a linear layer's result, with that layer, as one node of autograd.
 
 A node costs the host more than a launch, each way: Python is entered anew, and what goes between two nodes is checked
@@ -54,7 +56,7 @@ class TakesProducts(torch.nn.Module):
         if torch.compiler.is_compiling() or not (_is_as_defined(module) and has_own_node(x, weight)):
             return module(linear(x, weight), *others, **named)
         product = Product(x, weight)
-        state: dict[str, Any] = vars(module)
+        state = vars(module)
         state["product"] = product
         try:
             found = module.forward(product.made, *others, **named)
@@ -69,11 +71,10 @@ class TakesProducts(torch.nn.Module):
 
 def _is_as_defined(module: Any) -> bool:
     """Does a call of it come to a ``forward`` of this package's, and to nothing beside?"""
-    forward: Any = type(module).forward
-    own: dict[str, Any] = vars(module)
+    own = vars(module)
     return (
         module.hands_on
-        and forward.__module__.startswith(_PACKAGE)
+        and type(module).forward.__module__.startswith(_PACKAGE)
         and "forward" not in own
         and module._compiled_call_impl is None
         and not any((*_hooks_of(own), *_ANYWHERE))
