@@ -27,7 +27,7 @@ from shardfuse.nn import (
     bucket_gradients,
     redistribute,
 )
-from shardfuse.nn.functional import embedding, linear
+from shardfuse.nn.functional import embedding
 
 # The dim along which a parameter is sharded, by the last part of its name; all others are replicated.
 SHARDED_DIM = {"qkv": 1, "out": 1, "gate_up": 1, "down": 1, "head": 0, "gate_bias": 0, "up_bias": 0}
@@ -90,10 +90,11 @@ class Block(torch.nn.Module):
         rotary: cosines and sines, [sequence, head_dim / 2] each.
         """
         cos, sin = rotary
-        mixed = attended(*self.turn(linear(x, self.qkv), cos=cos, sin=sin))  # [batch, heads, sequence, head_dim]
-        x, residual = self.attention_norm(linear(mixed.permute(2, 0, 1, 3).flatten(2), self.out), residual)
-        gate_and_up = linear(x, self.gate_up)
-        return self.mlp_norm(linear(self.swiglu(gate_and_up), self.down), residual)
+        # Each matmul with the module that reads what it makes: one node of autograd instead of two.
+        mixed = attended(*self.turn.of_linear(x, self.qkv, cos=cos, sin=sin))  # [batch, heads, sequence, head_dim]
+        x, residual = self.attention_norm.of_linear(mixed.permute(2, 0, 1, 3).flatten(2), self.out, residual)
+        gated = self.swiglu.of_linear(x, self.gate_up)
+        return self.mlp_norm.of_linear(gated, self.down, residual)
 
 
 class LanguageModel(torch.nn.Module):
@@ -123,7 +124,7 @@ class LanguageModel(torch.nn.Module):
         rotary = self.rotary.unbind(0)
         for block in self.blocks:
             x, residual = block(x, residual, rotary)
-        return self.loss(linear(x, self.head), targets.t())
+        return self.loss.of_linear(x, self.head, targets.t())
 
     @torch.no_grad()
     def load_unsharded(self, weights: dict[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from benchmarks import host_time
+from examples.lm_model import Block, ModelConfig
 from shardfuse import DeviceMesh, nn
 from shardfuse.executor import bound_collectives, program
 
@@ -52,6 +53,17 @@ def linear(mesh: DeviceMesh) -> Step:
     """In a narrower dtype than that of the weight."""
     weight = drawn(16, 8).double().detach().requires_grad_()
     return stepping(lambda x: nn.functional.linear(x, weight), drawn(4, 2, 8))
+
+
+def block(mesh: DeviceMesh) -> Step:
+    """Of the model of examples/lm_model.py, in a narrower dtype than that of its weights."""
+    made = Block(ModelConfig(16, 1, 2, 16, 8), mesh)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    nn.bucket_gradients(made)
+    tables = nn.RotaryEmbedding(8).tables(torch.arange(8))
+    x, residual = (drawn(n, 2, 16).bfloat16().detach().requires_grad_() for n in (8, 8 // RANKS))
+    return stepping(lambda x, residual: made(x, residual, tables), x, residual)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -112,7 +124,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
     ("made", "of_python", "of_torch"),
-    [(add_rms_norm, 94, 18), (swiglu, 64, 12), (rotary, 62, 10), (linear, 10, 12)],
+    [(add_rms_norm, 87, 18), (swiglu, 59, 12), (rotary, 56, 10), (linear, 10, 10), (block, 313, 95)],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_calls_of_a_step(made: Callable[[DeviceMesh], Step], of_python: int, of_torch: int) -> None:

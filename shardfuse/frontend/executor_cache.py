@@ -73,7 +73,8 @@ class FusionExecutorCache:
         fusion.close()
         self.fusion = fusion
         self.options = options
-        self._last: Made | None = None
+        self.last_made: Made | None = None
+        """The program of the last run, and what it was made of."""
         self._last_planned: Plan | None = None
         self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
         self.programs: LRUCache[Hashable, Made] = LRUCache(PROGRAMS)
@@ -97,12 +98,12 @@ class FusionExecutorCache:
     @property
     def last_program(self) -> Program | None:
         """That of the last run."""
-        return None if self._last is None else self._last.program
+        return None if self.last_made is None else self.last_made.program
 
     @property
     def last_plan(self) -> Plan | None:
         """That of the last run; before the first one, the last that was made."""
-        return self._last_planned if self._last is None else self._last.plan
+        return self._last_planned if self.last_made is None else self.last_made.plan
 
     @uncompiled
     def execute(
@@ -163,7 +164,7 @@ class FusionExecutorCache:
 
     def called(self, made: Made) -> Program:
         """Its program, noted as this rank's next call."""
-        self._last, program = made, made.program
+        self.last_made, program = made, made.program
         if program.note is not None:
             program.note(program.call)
         return program
@@ -332,7 +333,7 @@ class FusionExecutorCache:
                 self._tune(call, self.tuner())
                 made = self.programs.get(call.key)
                 assert made is not None, "it was bound once more with what was chosen"
-        self._last = made  # of ranks that are threads, the one that comes last
+        self.last_made = made  # of ranks that are threads, the one that comes last
         return made
 
     def _made(self, call: BoundCall, text: str, kernels: Kernels) -> Made:
@@ -342,7 +343,7 @@ class FusionExecutorCache:
             assert made.plan is not None, "this rank has a part of it"
             promised += promises(made.plan, call)
         self.programs.put(call.key, made)
-        self._last = made
+        self.last_made = made
         return made
 
     def _tune(self, call: BoundCall, tuner: Tuner) -> list[Tuned | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,13 +30,18 @@ class Repeated:
     is_fresh: is each output contiguous, in a storage of its own?
     """
 
-    __slots__ = ("_are_taken", "_fd", "_fec", "_made", "_programs", "_run", "_turn", "_world", "by_address", "is_fresh")
+    __slots__ = (
+        "_are_taken", "_call", "_fd", "_fec", "_made", "_note", "_programs", "_run", "_turn", "_world", "by_address",
+        "is_fresh",
+    )  # fmt: skip
 
     def __init__(
         self, fd: Running, fec: FusionExecutorCache, made: Made, programs: object, *, is_complex: bool
     ) -> None:
         self._fd, self._fec, self._made, self._programs, self._world = fd, fec, made, programs, world_key()
-        self._run, self._turn = made.program.run, fec.turn()
+        turn = fec.turn()
+        self._turn = None if isinstance(turn, nullcontext) else turn  # which has an entry and an exit of Python's
+        self._run, self._note, self._call = made.program.run, made.program.note, made.program.call
         self._are_taken = are_taken_as_they_are if is_complex else are_real_as_they_are
         self.by_address, self.is_fresh = made.program.by_address, made.program.is_fresh
 
@@ -50,9 +56,14 @@ class Repeated:
                 return None
             if is_recording:
                 set_grad_enabled(False)
-            with self._turn:
-                fec.called(self._made)
+            if self._turn is None:
+                fec.last_made = self._made
                 return self._run(*inputs)  # pyright: ignore[reportReturnType] - None where a rank holds nothing of it
+            with self._turn:
+                fec.last_made = self._made
+                if self._note is not None:
+                    self._note(self._call)
+                return self._run(*inputs)  # pyright: ignore[reportReturnType]
         except Exception:  # what goes wrong is named
             with lines_named(self._fd.fusion), reproduced(lambda: self._fd.repro_script_for(self._as_declared(inputs))):
                 raise

@@ -204,7 +204,7 @@ def default_timeout() -> timedelta | None:
 
 def world_key() -> tuple[int, int]:
     """This rank, and a number that each default process group of the process has of its own (0 without one)."""
-    group = dist.group.WORLD
+    group = _c10d._world.default_pg  # what dist.group.WORLD is, by one property instead of two
     if group is None:
         return 0, 0
     if _seen.group is None or _seen.group() is not group:
@@ -212,6 +212,9 @@ def world_key() -> tuple[int, int]:
             number = _numbers.setdefault(group, next(_counter))
         _seen.group, _seen.key = ref(group), (group.rank(), number)
     return _seen.key
+
+
+_c10d = cast("Any", c10d)
 
 
 class _Seen(threading.local):

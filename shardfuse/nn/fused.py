@@ -26,7 +26,7 @@ from .refused_calls import refuse
 from .saved_versions import Watched, check_behind, check_unchanged, watch
 from .second_derivatives import Once, apply_of_c, backward_as_it_is
 from .settings import Setting, printed
-from .shaping import Shaping
+from .shaping import Shaping, Views, viewed
 from .tensor_kinds import PLAIN as PLAIN
 from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes, plain_metadata_of
 from .timer import FusionTimer
@@ -34,6 +34,8 @@ from .transforms import check_no_tangent, check_no_transform, check_not_traced, 
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
+
+    from .of_linear import Product
 
 Take = Callable[[torch.Tensor], torch.Tensor]
 
@@ -92,35 +94,28 @@ class _Fused(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, watched: Watched, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        op, shaping = bound.op, bound.shaping
-        outputs = bound.forward(timer, bound.entered(tensors))
-        candidates, kept = (*tensors, *outputs), cast("Any", ctx)
+        kept: Any = ctx
+        made, saved = bound.recorded(kept, timer, tensors)
         kept.call = bound, timer, watched, len(tensors)
-        ctx.save_for_backward(*[candidates[k] for k in op.saved])
-        results = outputs if len(outputs) == op.results else outputs[: op.results]
-        made = tuple(results if shaping is None else shaping.leave_alone(results))
-        if len(made) > len(op.gradients):  # autograd would fill zeros in for those that backward leaves out
-            kept.mark_non_differentiable(*made[len(op.gradients) :])
-            kept._materialize_non_diff_grads = False
+        ctx.save_for_backward(*saved)
         return made
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept = cast("Any", ctx)
-        bound, timer, watched, count = cast("tuple[BoundOp, FusionTimer | None, Watched, int]", kept.call)
+        kept: Any = ctx
+        call: tuple[BoundOp, FusionTimer | None, Watched, int] = kept.call
+        bound, timer, watched, count = call
         if watched:
             check_unchanged(watched)
         check_one_gradient(gradients)
-        op, saved, shaping = bound.op, kept.saved_tensors, bound.shaping
+        op, saved = bound.op, kept.saved_tensors
         given = all_waited(gradients[: len(op.gradients)])  # those of integers are none
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = bound.backward(timer, given, saved)
+                made = bound.gradients(timer, given, saved)
             found = cast("Any", Once).apply(len(made), *made, *given, *saved)
         else:
-            found = bound.backward(timer, given, saved)
-        if shaping is not None:
-            found = shaping.leave_gradients(found)
+            found = bound.gradients(timer, given, saved)
         return None, None, None, *[found[k] for k in op.order], *(None,) * (count - len(op.order))
 
 
@@ -146,7 +141,7 @@ class BoundOp:
     shaping: how what the fusions take is had of those, None for themselves.
     """
 
-    __slots__ = ("_is_strange", "op", "runs", "shaping", "takes", "unsharded")
+    __slots__ = ("_is_strange", "_views", "op", "runs", "shaping", "takes", "unsharded")
 
     def __init__(
         self,
@@ -158,6 +153,7 @@ class BoundOp:
     ) -> None:
         is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
         self.op, self.takes, self.shaping = op, tuple(takes), shaping
+        self._views = Views() if shaping is None else shaping.views(op.saved)
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         self.runs = (
@@ -175,7 +171,7 @@ class BoundOp:
         """
         if self.takes:
             origins = origins or tensors
-            tensors = [t if take is None else take(t) for t, take in zip(tensors, self.takes, strict=True)]
+            tensors = self.taken(tensors)
         if torch.is_grad_enabled():
             for t in tensors:
                 if t.requires_grad:
@@ -184,11 +180,31 @@ class BoundOp:
         results = self.forward(timer, self.entered(tensors))[: self.op.results]
         return results if self.shaping is None else self.shaping.leave(results)
 
+    def taken(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The local tensors."""
+        return [t if take is None else take(t) for t, take in zip(tensors, self.takes, strict=True)]
+
+    def recorded(
+        self, ctx: Any, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]
+    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+        """The results of a node of autograd, and what that has to save."""
+        op, shaping = self.op, self.shaping
+        outputs = self.forward(timer, self.entered(tensors))
+        candidates = *tensors, *outputs
+        results = outputs if len(outputs) == op.results else outputs[: op.results]
+        if shaping is not None and self._views.has_results:
+            results = shaping.leave_alone(results)
+        made = tuple(results)
+        if len(made) > len(op.gradients):  # autograd would fill zeros in for those that backward leaves out
+            ctx.mark_non_differentiable(*made[len(op.gradients) :])
+            ctx._materialize_non_diff_grads = False
+        return made, [candidates[k] for k in op.saved]
+
     def entered(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """As the forward fusion takes them."""
         if self._is_strange:
             tensors = all_waited(tensors)
-        return tensors if self.shaping is None else self.shaping.enter(tensors)
+        return viewed(self._views.enter, tensors) if self._views.enter else tensors
 
     def forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results and the extras, of what has ``entered``."""
@@ -201,14 +217,17 @@ class BoundOp:
             tensors = all_waited(tensors)
         return self.runs[0].fresh(timer, tensors)
 
-    def backward(
+    def gradients(
         self, timer: FusionTimer | None, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """The gradients as the backward fusion makes them.  given: the gradients of the results of a call."""
-        saved = all_waited(saved)
-        if self.shaping is not None:
-            given, saved = self.shaping.enter_gradients(given), self.shaping.enter_saved(self.op.saved, saved)
-        return self.runs[1](timer, (*given, *saved))[0]
+        """The gradients of the tensors of a call.  given: those of its results."""
+        saved, views = all_waited(saved), self._views
+        if views.gradients:
+            given = viewed(views.gradients, given)
+        if views.saved:
+            saved = viewed(views.saved, saved)
+        found = self.runs[1](timer, (*given, *saved))[0]
+        return viewed(views.found, found) if views.found else found
 
 
 _MISSED: Any = object()
@@ -234,6 +253,8 @@ class FusedModule(Checks, PromisingModule):
     """The class of which a module is made again from its settings, where this is a subclass of it."""
     is_random: ClassVar[bool] = False
     """May a call draw random numbers?"""
+    product: ClassVar[Product | None] = None
+    """Of a linear layer, while ``of_linear`` calls the module with it."""
     mesh: Setting[DeviceMesh | None] = Setting()
     text: str
     """The settings, printed."""
@@ -313,6 +334,9 @@ class FusedModule(Checks, PromisingModule):
             if bound is not None:
                 check_behind(results, watch(origins or tensors, tensors, bound.op.saved))
             return results
+        product = self.product
+        if product is not None and product.made is tensors[0]:
+            return product.through(bound, self.timer, tensors, origins)
         return bound(self.timer, tensors, origins)
 
     def bound_for(

@@ -18,13 +18,14 @@ from .activation_functions import Activation, activated, share_of, slope
 from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
 from .gelu import OfGelu
+from .of_linear import TakesProducts
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 from .shaping import Reshaped, Shaping, contiguous_view, laid_out
 
 
-class GatedUnit(FusedModule):
+class GatedUnit(TakesProducts, FusedModule):
     """activation(gate [+ gate_bias]) * (up [+ up_bias]), element by element.  ``features``: of these, where known."""
 
     features: Setting[int | None] = Setting()

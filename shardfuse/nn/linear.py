@@ -14,8 +14,8 @@ from ..executor.uncompiled import uncompiled
 from .checks import Function
 from .refused_calls import refusing_by
 from .second_derivatives import Once, apply_of_c, backward_as_it_is
-from .tensor_kinds import are_torchs, forward_ad
-from .transforms import is_traced_by_jit
+from .tensor_kinds import PLAIN, are_torchs, forward_ad
+from .transforms import tracing_state
 
 _HALVES = (torch.bfloat16, torch.float16)
 _CAST = (torch.float64, torch.float32, *_HALVES)
@@ -71,6 +71,22 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _called(input, weight, bias)
 
 
+def has_own_node(input: Tensor, weight: Tensor) -> bool:
+    """Is their product, without a bias, one that ``linear`` records by a node of its own, and that fits?"""
+    return (
+        type(input) in PLAIN
+        and type(weight) in PLAIN
+        and input.dtype is not weight.dtype
+        and input.dtype in _CAST
+        and weight.dtype in _CAST
+        and input.device == weight.device
+        and input.device.type in ("cpu", "cuda")
+        and not torch.is_autocast_enabled(input.device.type)
+        and not _is_for_torch(input, weight, None)
+        and input.shape[-1] == weight.shape[1]
+    )
+
+
 @uncompiled
 def _called(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     kind = input.device.type
@@ -100,7 +116,7 @@ def _is_for_torch(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         or input.numel() == 0
         or weight.numel() == 0
         or forward_ad._current_level >= 0
-        or is_traced_by_jit()
+        or tracing_state() is not None
     )
 
 
@@ -110,15 +126,12 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        dtype, shape = input.dtype, input.shape
-        cast_weight = weight.to(dtype)
-        rows = input if input.ndim == 2 else input.reshape(-1, shape[-1])
+        rows, cast_weight, made = multiplied(input, weight, bias)
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(rows if needs_weight else None, cast_weight if needs_x else None)
-        ctx.shape, ctx.weight_dtype = shape, weight.dtype
+        ctx.shape, ctx.weight_dtype = input.shape, weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        made = functional.linear(rows, cast_weight, None if bias is None else bias.to(dtype))
-        return made if made.ndim == input.ndim else made.view(*shape[:-1], made.shape[1])
+        return made
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -137,18 +150,46 @@ _apply: Callable[..., Tensor] = apply_of_c(_Linear)
 backward_as_it_is(_Linear)
 
 
+def multiplied(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The input, or its rows, the weight in the input's dtype, which the gradients are made of, and the result.
+
+    An input without gaps is taken for its rows by torch's own matmul, which is quicker at that than views of Python's.
+    """
+    dtype, shape = input.dtype, input.shape
+    cast_weight = weight.to(dtype)
+    if bias is None and (input.ndim == 2 or input.is_contiguous()):
+        return input, cast_weight, functional.linear(input, cast_weight)
+    rows = input if input.ndim == 2 else input.reshape(-1, shape[-1])
+    made = functional.linear(rows, cast_weight, None if bias is None else bias.to(dtype))
+    return rows, cast_weight, made if made.ndim == input.ndim else made.view(*shape[:-1], made.shape[1])
+
+
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """Of input, weight and bias."""
     x, cast_weight = ctx.saved_tensors
+    of_x, of_weight = gradients_of(gradient, x, cast_weight, ctx.shape, ctx.weight_dtype)
+    if ctx.bias_dtype is None or not ctx.needs_input_grad[2]:
+        return of_x, of_weight, None
+    return of_x, of_weight, gradient.reshape(-1, gradient.shape[-1]).sum(0, dtype=ctx.bias_dtype)
+
+
+def gradients_of(
+    gradient: Tensor, x: Tensor | None, cast_weight: Tensor | None, shape: torch.Size, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of the input, of this shape, and of the weight, of this dtype.
+
+    x: the input, or its rows; None where the weight needs no gradient, as ``cast_weight`` where the input does not.
+    """
     rows = gradient if gradient.ndim == 2 else gradient.reshape(-1, gradient.shape[-1])
-    of_x = None if cast_weight is None else torch.mm(rows, cast_weight).view(ctx.shape)
-    of_weight = None if x is None else _product(rows.t(), x, ctx.weight_dtype)
-    of_bias = rows.sum(0, dtype=ctx.bias_dtype) if ctx.bias_dtype is not None and ctx.needs_input_grad[2] else None
-    return of_x, of_weight, of_bias
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in ``dtype``, unrounded before where the GPU's matmul writes that."""
-    if a.is_cuda and dtype is torch.float32 and a.dtype in _HALVES:
-        return torch.mm(a, b, out_dtype=dtype)
-    return torch.mm(a, b).to(dtype)
+    if cast_weight is None:
+        of_x = None
+    elif gradient.ndim > 2 and gradient.is_contiguous():
+        of_x = torch.matmul(gradient, cast_weight)
+    else:
+        of_x = torch.mm(rows, cast_weight).view(shape)
+    if x is None:
+        return of_x, None
+    x = x if x.ndim == 2 else x.view(-1, x.shape[-1])
+    if x.is_cuda and dtype is torch.float32 and x.dtype in _HALVES:  # unrounded before where the GPU's matmul writes it
+        return of_x, torch.mm(rows.t(), x, out_dtype=dtype)
+    return of_x, torch.mm(rows.t(), x).to(dtype)

@@ -20,6 +20,7 @@ from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
 from .logits_fusions import LogitsSpec, give_strays, logits_and_target
 from .loss_fusions import REDUCTIONS, LossSpec, Reduction, Targets, gradient_of_logits, loss_of_rows
+from .of_linear import TakesProducts
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 
@@ -40,7 +41,7 @@ def check_torchs(name: str, weight: object, size_average: object, reduce: object
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class CrossEntropyLoss(FusedModule):
+class CrossEntropyLoss(TakesProducts, FusedModule):
     """Cross entropy over the last axis of the logits: -log softmax(logits)[target].
 
     reduction: "mean" over the targets that are not ``ignore_index`` (NaN where all are), "sum", or "none".

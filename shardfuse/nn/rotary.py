@@ -15,6 +15,7 @@ from ..mesh import DeviceMesh
 from . import traced
 from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
+from .of_linear import TakesProducts
 from .placement import TensorPlacement
 from .rotary_fusions import RotarySpec, packed_rotary_op, rotary_op
 from .settings import Setting, printed
@@ -27,7 +28,7 @@ Tables = tuple[torch.Tensor, torch.Tensor]
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class RotaryEmbedding(FusedModule):
+class RotaryEmbedding(TakesProducts, FusedModule):
     """Rotary embedding of queries and keys: each pair of features is turned by an angle that grows with the position.
 
     Feature pair i at position p turns by p * base^(-2i / rotary_dim): (a, b) becomes (a cos - b sin, b cos + a sin).

@@ -17,6 +17,7 @@ from . import traced
 from .default_eps import rms_norm_eps
 from .dtensor_autograd import Given, Result, on_local_input, on_local_tensors, placements_of
 from .fused import PLAIN, FusedOp
+from .of_linear import TakesProducts
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
 from .row_norm_fusions import RowNormSpec, row_norm_op
@@ -39,7 +40,7 @@ class NormSwitches:
     weight_offset: float
 
 
-class RowNorm(ParameterModule):
+class RowNorm(TakesProducts, ParameterModule):
     """A norm over the last dims.  ``residual``: where that is, of a norm that takes one."""
 
     eps: Setting[float | None] = Setting()
@@ -80,6 +81,7 @@ class RowNorm(ParameterModule):
         if len(shape) > 1 and not self._parameter.is_uncut:
             raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
         self.normalized_shape, self.eps, self._is_of_last_dim = shape, eps, len(shape) == 1
+        self.hands_on = self._is_of_last_dim
         self.elementwise_affine, self._switches = switches.weight, switches
         self._deferrable: dict[Hashable, bool] = {}
         self._input = placed

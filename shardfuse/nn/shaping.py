@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
 View = Callable[[torch.Tensor], torch.Tensor]
-_Placed = tuple[int, View]
+Placed = tuple[int, View]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Shaping:
     results: tuple[Reshaped, ...]
     parts: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
     is_deferred: bool = False
-    _views: tuple[list[_Placed], ...] = field(init=False)
+    _views: tuple[list[Placed], ...] = field(init=False)
     """What enters and leaves of a call, and of its gradients: views alone, each with its place."""
 
     def __post_init__(self) -> None:
@@ -55,11 +56,11 @@ class Shaping:
     def enter(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors of the forward fusion."""
         views = self._views[0]
-        return _viewed(views, given) if views else given
+        return viewed(views, given) if views else given
 
     def leave(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results of a call."""
-        return _viewed(self._views[1], results) if self.parts is None else self.parts(results[0])
+        return viewed(self._views[1], results) if self.parts is None else self.parts(results[0])
 
     def leave_alone(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The same, as views of no other tensor, so that autograd lets a caller write over them.
@@ -73,27 +74,29 @@ class Shaping:
             left[k] = view(left[k]).data
         return left
 
-    def enter_gradients(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The gradients of the results, as the backward fusion takes them."""
-        views = self._views[2]
-        return _viewed(views, given) if views else given
-
-    def leave_gradients(self, found: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The gradients of the tensors of a call."""
-        views = self._views[3]
-        return _viewed(views, found) if views else found
-
-    def enter_saved(self, places: Sequence[int], saved: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What was saved of (tensors..., results..., extras...), from these places of them."""
-        views = self._views[0]
-        return _viewed([(places.index(k), view) for k, view in views if k in places], saved) if views else saved
+    def views(self, saved: Sequence[int]) -> Views:
+        """What its methods view, of a call that saves these of (tensors..., results..., extras...)."""
+        enter, leave, enter_gradients, leave_gradients = self._views
+        of_saved = [(saved.index(k), view) for k, view in enter if k in saved]
+        return Views(enter, self.parts is not None or bool(leave), enter_gradients, of_saved, leave_gradients)
 
 
-def _viewed(views: Sequence[_Placed], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    viewed = list(tensors)
+class Views(NamedTuple):
+    """Found when a call is bound: the views of its tensors, are there any of its results, those of the gradients that
+    the backward fusion takes, of what was saved for it, and of the gradients that it makes."""
+
+    enter: Sequence[Placed] = ()
+    has_results: bool = False
+    gradients: Sequence[Placed] = ()
+    saved: Sequence[Placed] = ()
+    found: Sequence[Placed] = ()
+
+
+def viewed(views: Sequence[Placed], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    found = list(tensors)
     for k, view in views:
-        viewed[k] = view(viewed[k])
-    return viewed
+        found[k] = view(found[k])
+    return found
 
 
 _SAME = Reshaped()

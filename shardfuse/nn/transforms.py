@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -24,12 +24,13 @@ def check_one_gradient(gradients: Sequence[object]) -> None:
         raise TransformError("torch.autograd.grad(is_grads_batched=True), or vmap of a backward")
 
 
-_tracing_state: Any = cast("Any", torch._C)._get_tracing_state  # pyright: ignore[reportPrivateUsage]
+tracing_state: Callable[[], object] = cast("Any", torch._C)._get_tracing_state  # pyright: ignore[reportPrivateUsage]
+"""None outside of torch.jit.trace."""
 
 
 def is_traced_by_jit() -> bool:
     """Is this a call under torch.jit.trace?"""
-    return _tracing_state() is not None
+    return tracing_state() is not None
 
 
 def check_not_traced() -> None:

@@ -1,0 +1,163 @@
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false
+"""A module of a linear layer's result, with that layer, as one node of autograd.
+
+A node costs the host more than a launch, each way: Python is entered anew, and what goes between two nodes is checked
+by autograd.  What a column- or row-parallel matmul makes is read by one module alone, whose node may hold the matmul
+too.  Kernels, collectives, their order and what is saved are those of the two nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.modules import module as _of_torch
+
+from ..executor.plain_arguments import all_waited, set_grad_enabled
+from ..executor.uncompiled import uncompiled
+from .linear import gradients_of, has_own_node, linear, multiplied
+from .refused_calls import refuse
+from .saved_versions import Watched, check_unchanged, watch
+from .second_derivatives import Once, apply_of_c, backward_as_it_is
+from .tensor_kinds import PLAIN, is_wrapped
+from .transforms import check_one_gradient
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    from .fused import BoundOp
+    from .timer import FusionTimer
+
+_HOOKS = "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"
+_hooks_of: Callable[[dict[str, Any]], tuple[object, ...]] = itemgetter(*_HOOKS)
+_PACKAGE = f"{__package__}."
+_ANYWHERE = tuple(cast("dict[int, object]", getattr(_of_torch, f"_global{name}")) for name in _HOOKS)
+
+
+class TakesProducts(torch.nn.Module):
+    """A module whose ``forward`` hands its first tensor on to ``FusedModule.run``, and does nothing else with it.
+
+    hands_on: does this one, or does it view the tensor first?
+    """
+
+    hands_on: bool = True
+
+    def of_linear(self, x: Tensor, weight: Tensor, *others: Any, **named: Any) -> Any:
+        """The module of ``functional.linear(x, weight)`` in place of its first tensor, and of its other arguments.
+
+        Results and gradients are those of the two calls; recorded for autograd as one, which costs the host less, where
+        they are plain tensors, the weight is of another dtype than x, and the module has no hooks.
+        """
+        module: Any = self
+        if torch.compiler.is_compiling() or not (_is_as_defined(module) and has_own_node(x, weight)):
+            return module(linear(x, weight), *others, **named)
+        product = Product(x, weight)
+        state = vars(module)
+        state["product"] = product
+        try:
+            found = module.forward(product.made, *others, **named)
+        except Exception as error:
+            refuse(module, error, (product.made, *others), named)
+            raise
+        finally:
+            state["product"] = None
+        # What became of it is not known where no fusion ran on it as it is.
+        return found if product.is_taken else module(linear(x, weight), *others, **named)
+
+
+def _is_as_defined(module: Any) -> bool:
+    """Does a call of it come to a ``forward`` of this package's, and to nothing beside?"""
+    own = vars(module)
+    return (
+        module.hands_on
+        and type(module).forward.__module__.startswith(_PACKAGE)
+        and "forward" not in own
+        and module._compiled_call_impl is None
+        and not any((*_hooks_of(own), *_ANYWHERE))
+    )
+
+
+class Product:
+    """A linear layer's result that autograd has not seen, on its way through a module's ``forward``."""
+
+    __slots__ = ("cast_weight", "is_taken", "made", "rows", "weight", "x")
+
+    @uncompiled
+    def __init__(self, x: Tensor, weight: Tensor) -> None:
+        self.x, self.weight, self.is_taken = x, weight, False
+        set_grad_enabled(False)  # a gradient is recorded: `has_own_node` has asked
+        try:
+            self.rows, self.cast_weight, self.made = multiplied(x, weight, None)
+        finally:
+            set_grad_enabled(True)
+
+    def through(
+        self, bound: BoundOp, timer: FusionTimer | None, tensors: Sequence[Tensor], origins: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """The results of ``bound``, recorded with the product.  tensors: of which that is the first."""
+        self.is_taken = True
+        if bound.takes:
+            origins, tensors = origins or tensors, bound.taken(tensors)
+        is_quick = PLAIN.issuperset(map(type, tensors)) and not any(map(is_wrapped, tensors))
+        apply = _apply if is_quick else cast("Any", _OfLinear).apply
+        watched = watch(origins, tensors, bound.op.saved)
+        return apply(bound, timer, watched, self, self.x, self.weight, *tensors[1:])
+
+
+class _OfLinear(torch.autograd.Function):
+    """Keeps what the module's backward reads, and behind it what the product's gradients that are asked for do."""
+
+    @staticmethod
+    @uncompiled
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, watched: Watched, product: Product, x: Tensor,
+        weight: Tensor, *others: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        kept: Any = ctx
+        needs_x, needs_weight = kept.needs_input_grad[4:6]
+        made, saved = bound.recorded(kept, timer, (product.made, *others))
+        of_product = product.rows if needs_weight else None, product.cast_weight if needs_x else None
+        kept.save_for_backward(*saved, *of_product)
+        kept.call = bound, timer, watched, len(others)
+        kept.shape, kept.weight_dtype = x.shape, weight.dtype
+        return made
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept: Any = ctx
+        call: tuple[BoundOp, FusionTimer | None, Watched, int] = kept.call
+        bound, timer, watched, count = call
+        if watched:
+            check_unchanged(watched)
+        check_one_gradient(gradients)
+        op, saved = bound.op, kept.saved_tensors
+        given = all_waited(gradients[: len(op.gradients)])
+        if torch.is_grad_enabled():  # create_graph=True
+            with torch.no_grad():
+                made = _made(kept, bound, timer, given, saved)
+            read = [t for t in (*given, *saved) if t is not None]
+            known = [t for t in made if t is not None]
+            found = iter(cast("Any", Once).apply(len(known), *known, *read))
+            made = [None if t is None else next(found) for t in made]
+        else:
+            made = _made(kept, bound, timer, given, saved)
+        return None, None, None, None, *made, *(None,) * (count + 1 - len(op.order))
+
+
+_apply: Callable[..., Sequence[Tensor]] = apply_of_c(_OfLinear)
+backward_as_it_is(_OfLinear)
+
+
+def _made(
+    kept: Any, bound: BoundOp, timer: FusionTimer | None, given: Sequence[Tensor], saved: Sequence[Any]
+) -> list[Tensor | None]:
+    """The gradients of the layer's input and weight, and of the module's other tensors that have one."""
+    *of_module, rows, cast_weight = saved
+    found = bound.gradients(timer, given, of_module)
+    first, *others = bound.op.order
+    of_x, of_weight = gradients_of(found[first], rows, cast_weight, kept.shape, kept.weight_dtype)
+    return [of_x, of_weight, *[found[k] for k in others]]
