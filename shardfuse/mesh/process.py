@@ -284,10 +284,10 @@ def ledger_of(ranks: Sequence[int]) -> Ledger | None:
 
 def own_ledgers() -> Ledgers | None:
     """Those of all teams that this rank is in; ``None`` where nobody compares its calls."""
-    guard, group = own_watchdog(), dist.group.WORLD
+    guard = own_watchdog()
     if guard is not None:
         return guard.ledgers
-    adopted = None if group is None else _adopted.get(group)
+    adopted = None if dist.group.WORLD is None else _adopted.get(dist.group.WORLD)
     return None if adopted is None else adopted[1]
 
 
