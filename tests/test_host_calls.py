@@ -20,7 +20,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from benchmarks import host_time
 from examples.lm_model import Block, ModelConfig
 from shardfuse import DeviceMesh, nn
-from shardfuse.executor import bound_collectives, program
+from shardfuse.executor import bound_collectives, program, program_tensors
 
 PACKAGE = str(Path(nn.__file__).parents[1])
 RANKS = 2
@@ -119,16 +119,20 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound_collectives, "BackendChannel", lambda backend: host_time.Nothing())
     monkeypatch.setattr(bound_collectives, "nccl_channel", lambda *of: host_time.Nothing())
     monkeypatch.setattr(program, "evaluation_of", host_time.nothing_of)
+    monkeypatch.setattr(program_tensors, "in_place", host_time.as_it_is)  # what a kernel writes is not put there
 
 
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
     ("made", "of_python", "of_torch"),
-    [(add_rms_norm, 87, 18), (swiglu, 59, 12), (rotary, 56, 10), (linear, 10, 10), (block, 313, 95)],
+    [(add_rms_norm, 87, 18), (swiglu, 59, 12), (rotary, 60, 14), (linear, 10, 10), (block, 281, 95)],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_calls_of_a_step(made: Callable[[DeviceMesh], Step], of_python: int, of_torch: int) -> None:
-    """A change that needs more has to say why here."""
+    """A change that needs more has to say why here.
+
+    Of ``rotary``, 4 and 4 find where the halves of its result begin, which on a GPU is a sum of an address.
+    """
 
     def run(rank: int, size: int) -> tuple[int, int]:
         step = made(DeviceMesh(list(range(size))))

@@ -9,10 +9,13 @@ import torch
 from ranks import run_ranks
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from shardfuse import DeviceMesh, nn
 from shardfuse.errors import ModuleInputError, SecondDerivativeError, TransformError
+from shardfuse.nn import linear as linear_layer
+from shardfuse.nn import of_linear
 from shardfuse.nn.functional import linear
 
 HIDDEN, BATCH, SEQUENCE = 16, 2, 8
@@ -119,6 +122,35 @@ def test_what_is_kept() -> None:
                 call(module, *tensors, *others)
             kept.append(sorted(seen, key=str))
         assert kept[0] == kept[1], name
+
+
+@pytest.mark.parametrize("call", [composed, merged])
+@pytest.mark.parametrize("name", ["swiglu", "loss"])
+def test_what_a_module_saved_is_let_go_before_the_matmuls(
+    name: str, call: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a loss' logits would be there beside their gradient and that of the weights."""
+    products, lives = list[StorageWeakRef](), list[bool]()
+
+    def multiplied(*of: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        made = linear_layer.multiplied_as_it_is(*of)
+        products.append(StorageWeakRef(made[-1].untyped_storage()))
+        return made
+
+    def gradients_of(*of: object) -> object:
+        lives.extend(not p.expired() for p in products)
+        return linear_layer.gradients_of_as_it_is(*of)
+
+    for replaced in (multiplied, gradients_of):
+        function = getattr(linear_layer, replaced.__name__)
+        monkeypatch.setattr(linear_layer, f"{replaced.__name__}_as_it_is", function, raising=False)
+        for module in (linear_layer, of_linear):
+            monkeypatch.setattr(module, replaced.__name__, replaced)
+    module, given, others = inputs(name)
+    results = as_tuple(call(module, *given, *others))
+    torch.autograd.backward(results, [torch.ones_like(t) for t in results], retain_graph=True)
+    torch.autograd.backward(results, [torch.ones_like(t) for t in results])
+    assert lives == [True, False], "the graph is kept once"
 
 
 @pytest.mark.parametrize("name", MODULES)

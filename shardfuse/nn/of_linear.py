@@ -134,30 +134,33 @@ class _OfLinear(torch.autograd.Function):
         if watched:
             check_unchanged(watched)
         check_one_gradient(gradients)
-        op, saved = bound.op, kept.saved_tensors
-        given = all_waited(gradients[: len(op.gradients)])
+        given = all_waited(gradients[: len(bound.op.gradients)])
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = _made(kept, bound, timer, given, saved)
-            read = [t for t in (*given, *saved) if t is not None]
+                made = _made(kept, bound, timer, given)
+            read = [t for t in (*given, *kept.saved_tensors) if t is not None]
             known = [t for t in made if t is not None]
             found = iter(cast("Any", Once).apply(len(known), *known, *read))
             made = [None if t is None else next(found) for t in made]
         else:
-            made = _made(kept, bound, timer, given, saved)
-        return None, None, None, None, *made, *(None,) * (count + 1 - len(op.order))
+            made = _made(kept, bound, timer, given)
+        return None, None, None, None, *made, *(None,) * (count + 1 - len(bound.op.order))
 
 
 _apply: Callable[..., Sequence[Tensor]] = apply_of_c(_OfLinear)
 backward_as_it_is(_OfLinear)
 
 
-def _made(
-    kept: Any, bound: BoundOp, timer: FusionTimer | None, given: Sequence[Tensor], saved: Sequence[Any]
-) -> list[Tensor | None]:
-    """The gradients of the layer's input and weight, and of the module's other tensors that have one."""
-    *of_module, rows, cast_weight = saved
+def _made(kept: Any, bound: BoundOp, timer: FusionTimer | None, given: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of the layer's input and weight, and of the module's other tensors that have one.
+
+    What was saved for the module is let go before the matmuls, as that of a node of its own is: beside the gradients of
+    a loss, its logits would be the largest tensor of a step.
+    """
+    *of_module, rows, cast_weight = kept.saved_tensors
     found = bound.gradients(timer, given, of_module)
+    del of_module
+    kept.maybe_clear_saved_tensors()  # unless the graph is kept
     first, *others = bound.op.order
     of_x, of_weight = gradients_of(found[first], rows, cast_weight, kept.shape, kept.weight_dtype)
     return [of_x, of_weight, *[found[k] for k in others]]
