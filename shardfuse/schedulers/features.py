@@ -21,7 +21,7 @@ from ..segments.segment import Segment, leading_to
 from ..segments.space import Space, analyse, as_columns, run_below
 from .limits import LONG_WARPS, WARP, power_of_two, vector
 
-_COSTLY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma", "tanh")),)
+_COSTLY = (*map(Pointwise, ("exp", "erf", "erfc", "gelu_slope", "log", "pow", "sin", "cos", "lgamma", "tanh")),)
 """Functions of so many instructions that to evaluate them again takes longer than to hold what they gave."""
 
 
