@@ -142,7 +142,7 @@ def count_lines(exchange: RankExchange) -> list[str]:
     return [*tickets, f"launches_ptr = {MAILBOX} + {at + 1}"]
 
 
-def head_lines(plan: KernelPlan) -> list[str]:
+def rank_lines(plan: KernelPlan) -> list[str]:
     """Before the loop over rows: the table, and which launch this is."""
     exchange = plan.rank_exchange
     ranks = exchange.ranks
