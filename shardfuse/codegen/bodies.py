@@ -14,7 +14,7 @@ from .accumulators import Accumulator, accumulators
 from .emitter import Emitter
 from .group_exchange import prefetch_next, write_group_exchange
 from .mesh_exchange import write_exchange
-from .misaligned import Aligned
+from .misaligned import MisalignedLoop
 from .packed import Packed
 from .running_statistics import (
     across_lanes,
@@ -217,9 +217,9 @@ def _write_loop(
     for chunk in turns:
         for expr in reductions:
             write_start(e, expr, chunk)
-    if isinstance(e, Aligned):
+    if isinstance(e, MisalignedLoop):
         e.begin(chunks[0])
-        _write_aligned(e, reductions, chunks)
+        _write_misaligned(e, reductions, chunks)
         return
     first, last = ("first", "last") if is_parted else ("0", R_SIZE)
     if turns is not chunks:
@@ -237,7 +237,7 @@ def _write_loop(
     _finish(e, ((expr, across_lanes(e, expr)) for expr in reductions))
 
 
-def _write_aligned(e: Aligned, reductions: list[Expr], chunks: Sequence[Chunk]) -> None:
+def _write_misaligned(e: MisalignedLoop, reductions: list[Expr], chunks: Sequence[Chunk]) -> None:
     """Every turn is masked: the first holds elements before the row, the last some behind it."""
     chunks = [replace(c, is_masked=True) for c in chunks]
     block, e.is_whole = e.schedule.reduced, True
@@ -262,7 +262,7 @@ def _write_turn(
     wanted = [*(x.tensors[0] for x in reductions), *stored]
     at, chunks = len(e.out.statements), [replace(c, turn=start) for c in chunks]
     lines = [f"r = {start} + c", *([f"r_mask = r < {R_SIZE}"] if chunks[0].is_masked else [])]
-    for line in e.index_lines(start) if isinstance(e, Aligned) and chunks[0].is_masked else lines:
+    for line in e.index_lines(start) if isinstance(e, MisalignedLoop) and chunks[0].is_masked else lines:
         e.out.line(line)
     for chunk in chunks:
         e.load_needed(wanted, chunk)

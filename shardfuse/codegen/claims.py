@@ -14,8 +14,7 @@ programs, one after the other, until none is left.  Where all would end at once,
 is over when each program has ended at once or has claimed once in vain: claims are then as many as programs and those
 that stayed, which they are at no other time.
 
-Both take numbers in ascending order, and ranks then wait for one another in no circle: of the least program that has
-not ended on every rank, all lesser ones have, so that every rank has begun it, or has a program to begin it.
+Both take numbers in ascending order: so ranks wait for one another in no circle (``docs/exchange_protocol.md``).
 """
 
 from __future__ import annotations

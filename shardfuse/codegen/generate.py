@@ -14,22 +14,22 @@ from .arithmetic import atom
 from .bodies import write_loops, write_packed, write_unrolled
 from .claims import claim_helpers, grid_of, integers_of, program_loops
 from .emitter import Emitter
-from .group_exchange import group_loop, head_lines, mailbox_words, member_alone
+from .group_exchange import group_loop, mailbox_words, member_alone, member_lines
 from .indexing import integer, promise
 from .lagged_row_loop import LaggedRowLoop, groups_of, write_lagged_loop
 from .lagged_rows import LaggedRows, MisalignedLaggedRows, pipelined_loop, write_lagged_rows
-from .mesh_exchange import head_lines as table_lines
-from .mesh_exchange import table_words
-from .misaligned import Aligned, before_last, with_access
+from .mesh_exchange import rank_lines, table_words
+from .misaligned import MisalignedLoop, with_access
 from .packed import MisalignedPacked, Packed
 from .row_loop import RowLoopSums, row_loop_index, write_row_loop
 from .sending import Sending
-from .sending_rows import SendingRows, rows_head_lines
-from .sides import Sided, rows_index, turned_index, where_whole, write_flat
+from .sending_rows import SendingRows, row_sender_lines
+from .sides import Sided, rows_index, turned_index, write_flat
 from .source import BLOCK, PROGRAM, Kernel, KernelSource
 from .stages import one_launch
 from .statements import Branch, Statement, defined
 from .tile import R_SHARE, R_SIZE, X_SIZE, Layouts, Tile, coordinates_on
+from .whole_blocks import whole_blocks
 
 _Kind = TypeVar("_Kind", bound=Emitter)
 
@@ -88,11 +88,9 @@ def _kernel(
         body = group_loop([*_row_lines(e), *e.body], _rows(e))
     elif exchange is not None:
         body = program_loops([*_row_lines(e), *e.body], _rows(e), exchange)
-    elif (test := before_last(e)) is not None:
-        whole = emitted(is_whole=True)
-        body = ["", Branch(test, whole.body, e.body)]
-    elif (test := where_whole(e)) is not None:
-        whole = emitted(is_whole=True, is_before_ends=True)
+    elif (found := whole_blocks(e)) is not None:
+        test, is_before_ends = found
+        whole = emitted(is_whole=True, is_before_ends=is_before_ends)
         body = ["", Branch(test, whole.body, e.body)]
     else:
         body = e.body
@@ -129,7 +127,9 @@ def _emitted(
         return by(SendingRows if exchange.is_in_rows else Sending, write_unrolled)
     if schedule.is_packed:
         return by(MisalignedPacked if schedule.is_aligned_down else Packed, write_packed)
-    return by(Aligned if schedule.is_aligned_down else Emitter, write_unrolled if schedule.is_held else write_loops)
+    if schedule.is_held:
+        return by(Emitter, write_unrolled)
+    return by(MisalignedLoop if schedule.is_aligned_down else Emitter, write_loops)
 
 
 def _rows(e: Emitter) -> str:
@@ -261,9 +261,9 @@ def _program_lines(e: Emitter) -> list[str]:
     lines: list[str] = []
     program = e.program
     if schedule.members:
-        return [*head_lines(e), *_share_lines(tile, schedule)]
+        return [*member_lines(e), *_share_lines(tile, schedule)]
     if e.plan.exchange is not None:
-        return rows_head_lines(e.plan) if e.plan.exchange.is_in_rows else table_lines(e.plan)
+        return row_sender_lines(e.plan) if e.plan.exchange.is_in_rows else rank_lines(e.plan)
     if e.plan.split is not None:
         lines.append(f"split = {program} % {schedule.parts}")
         lines.append(f"first = split * {R_SHARE}")

@@ -95,7 +95,7 @@ def _sets(e: Emitter) -> int:
     return 4 if e.schedule.lag else 2
 
 
-def head_lines(e: Emitter) -> list[str]:
+def member_lines(e: Emitter) -> list[str]:
     """Before the loop over rows: who this program is, its epoch, where its words are, and where the group counts."""
     members, lanes = e.schedule.members, e.tile.exchanged
     lines = [

@@ -27,13 +27,10 @@ and what differs between ranks stands in a table in its own memory, which comes 
 The programs of a launch together add one launch, 1 << 32, each a part of it at its end.  So all of them have read the
 number before it is the next, whatever their grid.
 
-Rows belong to programs in turn, to as many as all ranks have agreed on.  A rank may run fewer at a time: a grid that is
-smaller takes what follows in order, and so do those that claim their numbers (``codegen/claims.py``).
-
-Two sets are enough: a rank that posts in launch e + 2 has read a word of launch e + 1 from every peer, and a peer posts
-that only when its launch e has ended.  A replay of a CUDA graph is one more launch.  A word that does not come within
-the limit is reported, and taken to be NaN; what was reported, by any program or by the host, ends all other waits.  So
-does a word of a later launch, for a rank that is late: the one that stored it has given up.
+A replay of a CUDA graph is one more launch.  A word that does not come within the limit is reported, and taken to be
+NaN; what was reported, by any program or by the host, ends all other waits.  So does a word of a later launch, for a
+rank that is late: the one that stored it has given up.  Which rows a program has is said in ``codegen/claims.py``, why
+two sets are enough in ``docs/exchange_protocol.md``.
 """
 
 from __future__ import annotations
@@ -142,7 +139,7 @@ def count_lines(exchange: RankExchange) -> list[str]:
     return [*tickets, f"launches_ptr = {MAILBOX} + {at + 1}"]
 
 
-def head_lines(plan: KernelPlan) -> list[str]:
+def rank_lines(plan: KernelPlan) -> list[str]:
     """Before the loop over rows: the table, and which launch this is."""
     exchange = plan.rank_exchange
     ranks = exchange.ranks

@@ -1,6 +1,6 @@
-"""Tensors that begin or end within a word of the widest access, and are read and written in whole words all the same.
+"""Rows that begin or end within a word of the widest access, and are read and written in whole words all the same.
 
-*Rows* that a program or a group holds, or loops over, begin with the word that their first element is in::
+Rows that a program or a group holds, or loops over, begin with the word that their first element is in::
 
     base = offs // 8 * 8; shift = offs - base           offs: where the row begins, 8: elements of 128 bits
     x = load(ptr + base + start + c)                    element start + c - shift of the row
@@ -11,15 +11,6 @@ What is before and behind the row in its first and its last chunk is masked wher
 A loop over rows reads its last turn element by element.  Cross entropy of 8192 x 50257, bfloat16, took 219 us on an
 H200 so, element by element 265, a copy of 2-byte words 233.
 
-*Flat tensors* of a number of elements that no wide load divides: the last program alone has a mask, because the
-compiler splits masked loads by what divides ``elements``.  Squares of 8191 x 4097, bfloat16, took 125 us on an H200
-under a mask, a copy 38::
-
-    if program < elements // 2048:
-        T0 = load(T0_ptr + x)
-    else:
-        T0 = load(T0_ptr + x, x < elements)
-
 A plan is made for all ranks and knows no strides.  Rows are read so only where each row is one run of memory, and
 begins at the same place in every tensor that has rows.  ``with_access`` decides so, before any text is written;
 ``KernelSource.schedule`` says what was decided.
@@ -28,7 +19,6 @@ begins at the same place in every tensor that has rows.  ``with_access`` decides
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd
 
 from ..ir.expr import BoundTensor
 from ..ir.layout import Coordinates
@@ -37,7 +27,7 @@ from ..schedulers.schedule import Access
 from .emitter import Emitter
 from .indexing import Run, Strides, dynamic_terms
 from .loads import EVICT_LAST
-from .tile import R_SIZE, X_SIZE, Chunk, Layouts, Tile
+from .tile import R_SIZE, Chunk, Layouts, Tile
 from .words import Words
 
 
@@ -66,7 +56,7 @@ def _word_lines(offset: str, width: int, first: str = "") -> list[str]:
 # rows in a loop
 
 
-class Aligned(Emitter):
+class MisalignedLoop(Emitter):
     """An emitter of a loop over the one input that has rows."""
 
     is_whole = False
@@ -163,16 +153,3 @@ class MisalignedRows(Words):
 
 def _place(chunk: Chunk) -> str:
     return f"{chunk.start} + {chunk.lane}" if chunk.start else chunk.lane
-
-
-# flat tensors
-
-
-def before_last(e: Emitter) -> str | None:
-    """The test of a program for being none of the last; ``None`` where its mask splits no wide load or store."""
-    tile, space = e.tile, e.space
-    if space.r or space.sides[1] or e.plan.split is not None or not tile.x_masked or tile.x_total < tile.x_block:
-        return None
-    streamed = (t for t in (*e.plan.segment.loads, *e.plan.segment.outputs) if space.is_streamed(t))
-    is_split = any(gcd(tile.x_total, 16) * t.dtype.itemsize < e.plan.device.access_bytes for t in streamed)
-    return f"{e.program} < {X_SIZE} // {tile.x_block}" if is_split else None

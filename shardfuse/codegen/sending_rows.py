@@ -39,7 +39,7 @@ from .source import MAILBOX
 from .tile import Chunk
 
 
-def rows_head_lines(plan: KernelPlan) -> list[str]:
+def row_sender_lines(plan: KernelPlan) -> list[str]:
     """Before the loop over programs: the table."""
     exchange = plan.rank_exchange
     ranks = exchange.ranks
