@@ -120,6 +120,9 @@ for source, result in ((wide, narrow), (narrow, wide), (wide, torch.float16)):
             assert y.untyped_storage().data_ptr() == found[0].data_ptr()
         del x, y, found
     assert len(joined._tables) == 1, "weights stay where they are"
+    joined._made = replace(joined._made, queue=lambda: 1)
+    joined.run(*weights)
+    assert len(joined._tables) == 2, "another stream does not wait for the copy of a table"
     captured = CastCall(result, joined.layouts, True)
     captured._made = replace(joined._made, is_captured=lambda: True)
     for x, y in zip(weights, captured.run(*weights), strict=True):

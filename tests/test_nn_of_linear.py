@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from shardfuse import DeviceMesh, nn
-from shardfuse.errors import ModuleInputError, SecondDerivativeError, TransformError
+from shardfuse.errors import ChangedBeforeBackwardError, ModuleInputError, SecondDerivativeError, TransformError
 from shardfuse.nn import linear as linear_layer
 from shardfuse.nn import of_linear
 from shardfuse.nn.functional import linear
@@ -189,7 +189,7 @@ def test_gradients_are_no_constants(name: str, call: Callable[..., object]) -> N
     """Of a graph that is kept or not, of a checkpoint, beside frozen tensors and views with gaps: what a penalty of
     them would leave out is refused.  Those of a rotary embedding depend on no more than of its layer."""
     module, (x, weight), others = inputs(name)
-    base = x.detach().transpose(0, 2).clone().requires_grad_()
+    base = x.detach().transpose(0, 2).contiguous().requires_grad_()
 
     def again(*given: object) -> object:
         return checkpoint(call, *given, use_reentrant=False)
@@ -241,6 +241,31 @@ def test_a_write_before_the_backward_is_seen() -> None:
         x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_a_write_into_a_dtensor_before_the_backward_is_seen() -> None:
+    def run(rank: int, size: int) -> None:
+        norm = nn.AddRMSNorm(HIDDEN, mesh=DeviceMesh(list(range(size))), input=Replicate())
+        x, weight = drawn(SEQUENCE, BATCH, 24), torch.randn(HIDDEN, 24).requires_grad_()
+        y = norm.of_linear(x, weight, drawn(SEQUENCE, BATCH, HIDDEN))[0]
+        assert nodes([y]) == {"_OfLinearBackward"}
+        with torch.no_grad():
+            norm.weight.add_(1)
+        with pytest.raises(ChangedBeforeBackwardError):
+            y.sum().backward()
+
+    run_ranks(2, run)
+
+
+def test_what_a_module_views_first_is_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its class says of itself."""
+    expected, own = results_and_gradients(composed, "swiglu"), nn.SwiGLU._forward  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(
+        nn.SwiGLU, "_forward", lambda self, gate, *of, **named: own(self, gate.view_as(gate), *of, **named)
+    )
+    found = results_and_gradients(merged, "swiglu")
+    assert nodes([t for t in found if t is not None and t.grad_fn is not None]) == {"_LinearBackward", "_FusedBackward"}
+    assert_same(found, expected)
 
 
 def test_hooks_and_other_forwards_are_called() -> None:
