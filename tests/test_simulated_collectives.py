@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Shard
 
 import shardfuse
-from shardfuse import DeviceMesh, FusionDefinition, ParallelType, collectives, simulate
+from shardfuse import DeviceMesh, FusionDefinition, ParallelType, collectives, nn, simulate
 from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.rank_errors import CollectivesDifferError
 
@@ -64,6 +65,22 @@ def test_programs_that_ran_before_and_are_called_in_another_order(size: int) -> 
         assert "# rank 0" in text
         assert f"# rank {size - 1}" in text
         assert error.ranks == (tuple(range(size - 1)), (size - 1,))
+
+
+def test_modules_that_ran_before_and_are_called_in_another_order() -> None:
+    """Their calls, which are repeated without being looked up, are noted like any other."""
+
+    def run(rank: int, mesh: DeviceMesh) -> None:
+        first, second = (nn.RMSNorm(4, eps, mesh=mesh, input=Shard(-1)) for eps in (1e-5, 1e-6))
+        x = torch.ones(2, 2)
+        for norm in (first, second) * 3:
+            norm(x)
+        for norm in (first, second) if rank == 0 else (second, first):
+            norm(x)
+
+    for error in errors_of(2, run):
+        assert isinstance(error, ProgramMismatchError)
+        assert "at call 7 of ranks [0, 1]" in str(error)
 
 
 def line_of(comment: str) -> int:
