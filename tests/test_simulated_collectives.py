@@ -83,6 +83,23 @@ def test_modules_that_ran_before_and_are_called_in_another_order() -> None:
         assert "at call 7 of ranks [0, 1]" in str(error)
 
 
+def test_a_collective_of_some_ranks_of_a_program() -> None:
+    """What tells is the order of the program's calls, which all ranks of its mesh make."""
+
+    def run(rank: int, _: DeviceMesh) -> None:
+        mesh = DeviceMesh([[0, 1], [2, 3]])
+        norms = [nn.RMSNorm(4, eps, mesh=mesh, input=[Shard(0), Shard(-1)]) for eps in (1e-5, 1e-6)]
+        for _ in range(2):
+            for norm in norms:
+                norm(torch.ones(2, 2))
+        for norm in norms if rank % 2 == 0 else norms[::-1]:
+            norm(torch.ones(2, 2))
+
+    for error in errors_of(4, run):
+        assert isinstance(error, ProgramMismatchError)
+        assert "at call 5 of ranks [0, 1, 2, 3]" in str(error)
+
+
 def line_of(comment: str) -> int:
     with open(__file__) as file:
         return next(k for k, line in enumerate(file, 1) if line.rstrip().endswith(comment))
