@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -220,6 +221,7 @@ def test_the_caller_gets_the_error_of_the_rank_that_failed() -> None:
 def test_a_rank_that_says_first_that_another_is_lost(wrapped: bool) -> None:
     def run() -> None:
         if shardfuse.initialize().rank == 1:
+            time.sleep(0.2)  # the other has raised
             raise ValueError("the reason")
         try:
             raise PeerLostError(1, "failed")
