@@ -187,3 +187,14 @@ def test_the_script_of_a_repeat_that_fails_has_the_shapes_of_its_definition(monk
 
     for notes in run_ranks(2, run):
         assert "torch.testing.make_tensor((1, 4, 16), " in notes
+
+
+def test_a_repeat_is_the_last_run() -> None:
+    """Of which plans and programs are told."""
+    norm, ran = RMSNorm(4), dict[int, object]()
+    for rows in (3, 5, 3):
+        for _ in range(3):
+            norm(drawn(rows, 4))
+        (fec,) = {bound.op.forward.fec for bound in norm._bound.values() if bound is not None}  # pyright: ignore[reportPrivateUsage]
+        assert ran.setdefault(rows, fec.last_program) is fec.last_program
+    assert ran[3] is not ran[5]
