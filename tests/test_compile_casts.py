@@ -91,6 +91,8 @@ def test_lists_end_where_they_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 KERNEL = """
+from dataclasses import replace
+
 import torch
 from shardfuse.compile.cast_call import CastCall
 from shardfuse.compile.cast_op import run_casts
@@ -118,6 +120,14 @@ for source, result in ((wide, narrow), (narrow, wide), (wide, torch.float16)):
             assert y.untyped_storage().data_ptr() == found[0].data_ptr()
         del x, y, found
     assert len(joined._tables) == 1, "weights stay where they are"
+    joined._made = replace(joined._made, queue=lambda: 1)
+    joined.run(*weights)
+    assert len(joined._tables) == 2, "another stream does not wait for the copy of a table"
+    captured = CastCall(result, joined.layouts, True)
+    captured._made = replace(joined._made, is_captured=lambda: True)
+    for x, y in zip(weights, captured.run(*weights), strict=True):
+        assert y.stride() == x.stride() and torch.equal(y, x.to(result))
+    assert not len(captured._tables), "a replay would read what is gone"
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from shardfuse import DeviceMesh, nn
-from shardfuse.errors import ModuleInputError, SecondDerivativeError, TransformError
+from shardfuse.errors import ChangedBeforeBackwardError, ModuleInputError, SecondDerivativeError, TransformError
 from shardfuse.nn import linear as linear_layer
 from shardfuse.nn import of_linear
 from shardfuse.nn.functional import linear
@@ -182,6 +183,57 @@ def test_second_derivatives_are_refused() -> None:
         torch.autograd.grad(y, tensors[0], torch.ones(3, *y.shape, dtype=y.dtype), is_grads_batched=True)
 
 
+@pytest.mark.parametrize("call", [composed, merged])
+@pytest.mark.parametrize("name", MODULES)
+def test_gradients_are_no_constants(name: str, call: Callable[..., object]) -> None:
+    """Of a graph that is kept or not, of a checkpoint, beside frozen tensors and views with gaps: what a penalty of
+    them would leave out is refused.  Those of a rotary embedding depend on no more than of its layer."""
+    module, (x, weight), others = inputs(name)
+    base = x.detach().transpose(0, 2).contiguous().requires_grad_()
+
+    def again(*given: object) -> object:
+        return checkpoint(call, *given, use_reentrant=False)
+
+    for of, layer, weights, wanted in (
+        (call, x, weight, [x, weight]),
+        (again, x, weight, [x, weight]),
+        (call, base.transpose(0, 2), weight, [base, weight]),
+        (call, x, weight.detach(), [x]),
+        (call, x.detach(), weight, [weight]),
+    ):
+        for keeps in (False, True):
+            torch.manual_seed(1)
+            y = as_tuple(of(module, layer, weights, *others))[0].sum()
+            found = torch.autograd.grad(y, wanted, create_graph=True, retain_graph=keeps)
+            assert {g.requires_grad for g in found} == {name != "rotary" or len(wanted) == 2}
+            if found[0].requires_grad:
+                with pytest.raises(SecondDerivativeError):
+                    (y.detach() + found[0].square().sum()).backward()
+
+
+def test_threads_call_one_module() -> None:
+    """Each hands its own product on, also while another one binds the module for its sizes."""
+    module, (_, weight), _ = inputs("swiglu")
+    begun, bind = threading.Barrier(2, timeout=30), module._bind  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+    found: dict[int, set[str]] = {}
+
+    def bind_together(*of: object) -> object:
+        begun.wait()
+        return bind(*of)
+
+    def called(rows: int) -> None:
+        begun.wait()
+        found[rows] = nodes([module.of_linear(drawn(rows, 24), weight)])
+
+    module.__dict__["_bind"] = bind_together
+    threads = [threading.Thread(target=called, args=(rows,)) for rows in (3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {3: {"_OfLinearBackward"}, 5: {"_OfLinearBackward"}}
+
+
 def test_a_write_before_the_backward_is_seen() -> None:
     module, (x, weight), _ = inputs("swiglu")
     y = module.of_linear(x, weight)
@@ -189,6 +241,31 @@ def test_a_write_before_the_backward_is_seen() -> None:
         x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_a_write_into_a_dtensor_before_the_backward_is_seen() -> None:
+    def run(rank: int, size: int) -> None:
+        norm = nn.AddRMSNorm(HIDDEN, mesh=DeviceMesh(list(range(size))), input=Replicate())
+        x, weight = drawn(SEQUENCE, BATCH, 24), torch.randn(HIDDEN, 24).requires_grad_()
+        y = norm.of_linear(x, weight, drawn(SEQUENCE, BATCH, HIDDEN))[0]
+        assert nodes([y]) == {"_OfLinearBackward"}
+        with torch.no_grad():
+            norm.weight.add_(1)
+        with pytest.raises(ChangedBeforeBackwardError):
+            y.sum().backward()
+
+    run_ranks(2, run)
+
+
+def test_what_a_module_views_first_is_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its class says of itself."""
+    expected, own = results_and_gradients(composed, "swiglu"), nn.SwiGLU._forward  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(
+        nn.SwiGLU, "_forward", lambda self, gate, *of, **named: own(self, gate.view_as(gate), *of, **named)
+    )
+    found = results_and_gradients(merged, "swiglu")
+    assert nodes([t for t in found if t is not None and t.grad_fn is not None]) == {"_LinearBackward", "_FusedBackward"}
+    assert_same(found, expected)
 
 
 def test_hooks_and_other_forwards_are_called() -> None:

@@ -7,7 +7,8 @@
 
 The kernel reads a table of the tensors' addresses, which is on the GPU.  It holds those of the results as distances
 from one of them, so that parameters, which stay where they are, need one table only as long as the results are laid out
-alike; it is made again, and copied behind what the stream does already, where an address is new.
+alike; it is made again, and copied behind what the stream does already, where an address is new.  In a capture there
+is none: a replay would read the table that is copied, and the numbers that it is copied from, after both are gone.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class CastCall:
             kernel = self._made = _Kernel.of(inputs[0], self.result, self._counts)
         found = self._empty(inputs[0].device)
         read, written = [x.data_ptr() for x in inputs], [y.data_ptr() for y in found]
-        if kernel.launch is None or any(a % ALIGNED for a in (*read, *written)):
+        if kernel.launch is None or kernel.is_captured() or any(a % ALIGNED for a in (*read, *written)):
             return [y.copy_(x) for x, y in zip(inputs, found, strict=True)]
         first, size = written[0], self.result.itemsize
         key = (kernel.queue(), *read, *[(a - first) // size for a in written])
@@ -90,22 +91,27 @@ class CastCall:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """Of one list on one device.  ``launch``: None where there are no kernels.  ``queue``: the current stream."""
+    """Of one list on one device.  ``launch``: None where there are no kernels.  ``queue``: the current stream.
+
+    is_captured: does that stream record a CUDA graph?
+    """
 
     launch: Callable[..., None] | None
     chunks: torch.Tensor
     queue: Callable[[], int]
+    is_captured: Callable[[], bool]
 
     @staticmethod
     def of(like: torch.Tensor, result: torch.dtype, counts: Sequence[int]) -> _Kernel:
         rows = [(t, begin) for t, count in enumerate(counts) for begin in range(0, count, CHUNK)]
         chunks = torch.tensor(rows, dtype=torch.int64, device=like.device)
         if not has_kernels(like.device):
-            return _Kernel(None, chunks, int)
+            return _Kernel(None, chunks, int, bool)
         constants = (("SOURCE", _name(like.dtype)), ("RESULT", _name(result)), ("CHUNK", CHUNK))
         given = (("tensors", torch.int64), ("chunks", torch.int64), ("results", result))
         launch = launcher_of("cast_chunk", constants, given, len(rows), WARPS, like.device)
-        return _Kernel(launch, chunks, queue_on(like.device))
+        is_captured = torch.cuda.is_current_stream_capturing if like.is_cuda else bool
+        return _Kernel(launch, chunks, queue_on(like.device), is_captured)
 
 
 def _name(dtype: torch.dtype) -> str:

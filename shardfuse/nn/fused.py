@@ -19,6 +19,7 @@ from ..source_line import caller_line
 from .checks import Checks
 from .dtensor_autograd import Given
 from .fusion_run import FusionRun
+from .of_linear import handed_on
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .promising import PromisingModule
@@ -34,8 +35,6 @@ from .transforms import check_no_tangent, check_no_transform, check_not_traced, 
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
-
-    from .of_linear import Product
 
 Take = Callable[[torch.Tensor], torch.Tensor]
 
@@ -253,8 +252,6 @@ class FusedModule(Checks, PromisingModule):
     """The class of which a module is made again from its settings, where this is a subclass of it."""
     is_random: ClassVar[bool] = False
     """May a call draw random numbers?"""
-    product: ClassVar[Product | None] = None
-    """Of a linear layer, while ``of_linear`` calls the module with it."""
     mesh: Setting[DeviceMesh | None] = Setting()
     text: str
     """The settings, printed."""
@@ -334,7 +331,7 @@ class FusedModule(Checks, PromisingModule):
             if bound is not None:
                 check_behind(results, watch(origins or tensors, tensors, bound.op.saved))
             return results
-        product = self.product
+        product = handed_on.product
         if product is not None and product.made is tensors[0]:
             return product.through(bound, self.timer, tensors, origins)
         return bound(self.timer, tensors, origins)

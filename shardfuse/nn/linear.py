@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ..errors import ModuleInputError
 from ..executor.uncompiled import uncompiled
 from .checks import Function
 from .refused_calls import refusing_by
-from .second_derivatives import Once, apply_of_c, backward_as_it_is
+from .second_derivatives import apply_of_c, backward_as_it_is, once
 from .tensor_kinds import PLAIN, are_torchs, forward_ad
 from .transforms import tracing_state
 
@@ -135,14 +135,12 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, cast_weight = ctx.saved_tensors  # once: a checkpoint's hooks unpack no tensor twice
         if not torch.is_grad_enabled():
-            return _gradients(ctx, gradient)
+            return _gradients(ctx, gradient, x, cast_weight)
         with torch.no_grad():  # create_graph=True: gradients that are not differentiated again, and say so
-            made = _gradients(ctx, gradient)
-        given = [t for t in (gradient, *ctx.saved_tensors) if t is not None]
-        kept = [t for t in made if t is not None]
-        found = iter(cast("Any", Once).apply(len(kept), *kept, *given))
-        return tuple(None if t is None else next(found) for t in made)
+            made = _gradients(ctx, gradient, x, cast_weight)
+        return tuple(once(made, (gradient, x, cast_weight), is_of_more=all(ctx.needs_input_grad[:2])))
 
 
 _apply: Callable[..., Tensor] = apply_of_c(_Linear)
@@ -164,9 +162,8 @@ def multiplied(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tens
     return rows, cast_weight, made if made.ndim == input.ndim else made.view(*shape[:-1], made.shape[1])
 
 
-def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Of input, weight and bias."""
-    x, cast_weight = ctx.saved_tensors
+def _gradients(ctx: Any, gradient: Tensor, x: Tensor | None, cast_weight: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Of input, weight and bias.  x, cast_weight: as ``gradients_of`` has them."""
     of_x, of_weight = gradients_of(gradient, x, cast_weight, ctx.shape, ctx.weight_dtype)
     if ctx.bias_dtype is None or not ctx.needs_input_grad[2]:
         return of_x, of_weight, None

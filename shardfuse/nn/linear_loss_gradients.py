@@ -20,7 +20,7 @@ from .logits_fusions import give_strays, logits_and_target
 from .loss import CrossEntropyLoss
 from .loss_fusions import LossSpec, Targets, gradient_of_logits, loss_of_rows
 from .placement import WHOLE, define, give
-from .second_derivatives import Once, apply_of_c
+from .second_derivatives import apply_of_c, once
 from .tensor_kinds import are_torchs, forward_ad
 from .transforms import check_one_gradient
 
@@ -160,9 +160,7 @@ class _LinearLoss(torch.autograd.Function):
             factor = gradient if count is None else gradient / count.clamp(min=1)  # with no target all sums are 0
             made = [None if s is None else _scaled(s, factor, d) for s, d in zip(sums, dtypes, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True: gradients that are not differentiated again, and say so
-            wanted = [t for t in made if t is not None]
-            found = iter(cast("Any", Once).apply(len(wanted), *wanted, gradient, *(t for t in given if t is not None)))
-            made = [None if t is None else next(found) for t in made]
+            made = once(made, (gradient, *given), is_of_more=False)
         of_x, of_weight, of_bias = made
         return None, of_x, of_weight, None, of_bias
 

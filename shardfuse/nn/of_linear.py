@@ -9,6 +9,7 @@ too.  Kernels, collectives, their order and what is saved are those of the two n
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +23,7 @@ from ..executor.uncompiled import uncompiled
 from .linear import gradients_of, has_own_node, linear, multiplied
 from .refused_calls import refuse
 from .saved_versions import Watched, check_unchanged, watch
-from .second_derivatives import Once, apply_of_c, backward_as_it_is
+from .second_derivatives import apply_of_c, backward_as_it_is, once
 from .tensor_kinds import PLAIN, is_wrapped
 from .transforms import check_one_gradient
 
@@ -56,15 +57,14 @@ class TakesProducts(torch.nn.Module):
         if torch.compiler.is_compiling() or not (_is_as_defined(module) and has_own_node(x, weight)):
             return module(linear(x, weight), *others, **named)
         product = Product(x, weight)
-        state = vars(module)
-        state["product"] = product
+        handed_on.product = product
         try:
             found = module.forward(product.made, *others, **named)
         except Exception as error:
             refuse(module, error, (product.made, *others), named)
             raise
         finally:
-            state["product"] = None
+            handed_on.product = None
         # What became of it is not known where no fusion ran on it as it is.
         return found if product.is_taken else module(linear(x, weight), *others, **named)
 
@@ -108,6 +108,15 @@ class Product:
         return apply(bound, timer, watched, self, self.x, self.weight, *tensors[1:])
 
 
+class _HandedOn(threading.local):
+    """To the module that this thread calls: others may call that module meanwhile."""
+
+    product: Product | None = None
+
+
+handed_on = _HandedOn()
+
+
 class _OfLinear(torch.autograd.Function):
     """Keeps what the module's backward reads, and behind it what the product's gradients that are asked for do."""
 
@@ -135,15 +144,15 @@ class _OfLinear(torch.autograd.Function):
             check_unchanged(watched)
         check_one_gradient(gradients)
         given = all_waited(gradients[: len(bound.op.gradients)])
+        saved = list(kept.saved_tensors)  # once: a checkpoint's hooks unpack no tensor twice
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = _made(kept, bound, timer, given)
-            read = [t for t in (*given, *kept.saved_tensors) if t is not None]
-            known = [t for t in made if t is not None]
-            found = iter(cast("Any", Once).apply(len(known), *known, *read))
-            made = [None if t is None else next(found) for t in made]
+                made = _made(kept, bound, timer, given, [*saved])
+            # autograd has not seen the product, nor what the module has made of it
+            is_of_more = all(kept.needs_input_grad[4:6]) or any(k == 0 or k > count for k in bound.op.saved)
+            made = once(made, (*given, *saved), is_of_more=is_of_more)
         else:
-            made = _made(kept, bound, timer, given)
+            made = _made(kept, bound, timer, given, saved)
         return None, None, None, None, *made, *(None,) * (count + 1 - len(bound.op.order))
 
 
@@ -151,15 +160,17 @@ _apply: Callable[..., Sequence[Tensor]] = apply_of_c(_OfLinear)
 backward_as_it_is(_OfLinear)
 
 
-def _made(kept: Any, bound: BoundOp, timer: FusionTimer | None, given: Sequence[Tensor]) -> list[Tensor | None]:
+def _made(
+    kept: Any, bound: BoundOp, timer: FusionTimer | None, given: Sequence[Tensor], saved: list[Tensor]
+) -> list[Tensor | None]:
     """The gradients of the layer's input and weight, and of the module's other tensors that have one.
 
-    What was saved for the module is let go before the matmuls, as that of a node of its own is: beside the gradients of
-    a loss, its logits would be the largest tensor of a step.
+    ``saved`` is emptied: what was kept for the module is let go before the matmuls, as that of a node of its own is.
+    Beside the gradients of a loss, its logits would be the largest tensor of a step.
     """
-    *of_module, rows, cast_weight = kept.saved_tensors
-    found = bound.gradients(timer, given, of_module)
-    del of_module
+    cast_weight, rows = saved.pop(), saved.pop()
+    found = bound.gradients(timer, given, saved)
+    saved.clear()
     kept.maybe_clear_saved_tensors()  # unless the graph is kept
     first, *others = bound.op.order
     of_x, of_weight = gradients_of(found[first], rows, cast_weight, kept.shape, kept.weight_dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,6 +26,21 @@ class Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         raise SecondDerivativeError("a module of shardfuse.nn")
+
+
+def once(
+    made: Sequence[torch.Tensor | None], read: Sequence[torch.Tensor | None], *, is_of_more: bool
+) -> list[torch.Tensor | None]:
+    """``made``, or None of what needs no gradient, by ``Once``, of what was ``read`` for it.
+
+    is_of_more: do they depend on a tensor that requires a gradient, though what was read of it, as a cast weight, may
+    say nothing of that?  They would pass as constants.
+    """
+    known, given = ([t for t in tensors if t is not None] for tensors in (made, read))
+    if is_of_more:
+        given.append(torch.empty(0, device="cpu", requires_grad=True))
+    found = iter(cast("Any", Once).apply(len(known), *known, *given))
+    return [None if t is None else next(found) for t in made]
 
 
 def apply_of_c(function: type[torch.autograd.Function]) -> Any:
