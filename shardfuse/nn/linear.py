@@ -13,7 +13,7 @@ from ..errors import ModuleInputError
 from ..executor.uncompiled import uncompiled
 from .checks import Function
 from .refused_calls import refusing_by
-from .second_derivatives import Once, apply_of_c, backward_as_it_is
+from .second_derivatives import Once, apply_of_c, backward_as_it_is, leaves_behind
 from .tensor_kinds import PLAIN, are_torchs, forward_ad
 from .transforms import tracing_state
 
@@ -139,7 +139,10 @@ class _Linear(torch.autograd.Function):
             return _gradients(ctx, gradient)
         with torch.no_grad():  # create_graph=True: gradients that are not differentiated again, and say so
             made = _gradients(ctx, gradient)
-        given = [t for t in (gradient, *ctx.saved_tensors) if t is not None]
+        rows, cast_weight = ctx.saved_tensors
+        given = [t for t in (gradient, rows, cast_weight) if t is not None]
+        if rows is not None and cast_weight is not None:  # made of the weight, and it may be of x: not of the graph
+            given += leaves_behind(ctx)
         kept = [t for t in made if t is not None]
         found = iter(cast("Any", Once).apply(len(kept), *kept, *given))
         return tuple(None if t is None else next(found) for t in made)

@@ -22,7 +22,7 @@ from ..executor.uncompiled import uncompiled
 from .linear import gradients_of, has_own_node, linear, multiplied
 from .refused_calls import refuse
 from .saved_versions import Watched, check_unchanged, watch
-from .second_derivatives import Once, apply_of_c, backward_as_it_is
+from .second_derivatives import Once, apply_of_c, backward_as_it_is, leaves_behind
 from .tensor_kinds import PLAIN, is_wrapped
 from .transforms import check_one_gradient
 
@@ -136,9 +136,12 @@ class _OfLinear(torch.autograd.Function):
         check_one_gradient(gradients)
         given = all_waited(gradients[: len(bound.op.gradients)])
         if torch.is_grad_enabled():  # create_graph=True
+            saved = kept.saved_tensors  # before those of a graph that is not kept are let go
+            read = [t for t in (*given, *saved) if t is not None]
+            if _reads_product(bound, count) or (saved[-1] is not None and saved[-2] is not None):
+                read += leaves_behind(kept)  # what is saved of the product, and the cast weight, are not of the graph
             with torch.no_grad():
                 made = _made(kept, bound, timer, given)
-            read = [t for t in (*given, *kept.saved_tensors) if t is not None]
             known = [t for t in made if t is not None]
             found = iter(cast("Any", Once).apply(len(known), *known, *read))
             made = [None if t is None else next(found) for t in made]
@@ -149,6 +152,11 @@ class _OfLinear(torch.autograd.Function):
 
 _apply: Callable[..., Sequence[Tensor]] = apply_of_c(_OfLinear)
 backward_as_it_is(_OfLinear)
+
+
+def _reads_product(bound: BoundOp, others: int) -> bool:
+    """Does the module's backward read the product, or what was made of it?  It has so many tensors beside."""
+    return any(k == 0 or k > others for k in bound.op.saved)
 
 
 def _made(kept: Any, bound: BoundOp, timer: FusionTimer | None, given: Sequence[Tensor]) -> list[Tensor | None]:

@@ -27,6 +27,25 @@ class Once(torch.autograd.Function):
         raise SecondDerivativeError("a module of shardfuse.nn")
 
 
+def leaves_behind(node: Any) -> list[torch.Tensor]:
+    """The leaves of autograd's graph that a node leads to.
+
+    For a node that has saved none of the tensors of the graph which its gradients depend on: ``Once`` reads these.
+    """
+    found: list[torch.Tensor] = []
+    seen, waiting = {node}, [node]
+    while waiting:
+        for behind, _ in waiting.pop().next_functions:
+            if behind is None or behind in seen:
+                continue
+            seen.add(behind)
+            if behind.name() == "torch::autograd::AccumulateGrad":
+                found.append(behind.variable)
+            else:
+                waiting.append(behind)
+    return found
+
+
 def apply_of_c(function: type[torch.autograd.Function]) -> Any:
     """``function.apply`` as C has it, without what torch puts before it.
 
