@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardfuse import ShardfuseError, nn
-from shardfuse.errors import ArgumentError, ModuleArgumentError, ModuleInputError, TransformError
+from shardfuse import DeviceMesh, ShardfuseError, nn
+from shardfuse.errors import ArgumentError, ModuleArgumentError, ModuleInputError, PlacementError, TransformError
 from shardfuse.nn import functional, quantized
 
 X, TARGET = torch.ones(3, 6), torch.zeros(3, dtype=torch.int64)
@@ -72,6 +72,39 @@ def test_options_of_quantizing_functions(sentence: str) -> None:
     with pytest.raises(ModuleArgumentError) as refused:
         OPTIONS[sentence]()
     assert str(refused.value).startswith(sentence)
+
+
+SETTINGS: dict[str, Callable[[], tuple[torch.nn.Module, str, object]]] = {
+    "DropoutAddNorm(p=2.0): expected a probability from 0 to 1": lambda: (nn.DropoutAddNorm(6), "p", 2.0),
+    "DropoutAddNorm(p=-0.5): expected a probability from 0 to 1": lambda: (nn.DropoutAddNorm(6), "p", -0.5),
+    "DropoutAddNorm(p=None): expected a number": lambda: (nn.DropoutAddNorm(6).eval(), "p", None),
+    "DropoutAddNorm(norm='x'): ": lambda: (nn.DropoutAddNorm(6), "norm", "x"),
+    "LayerNorm(eps=-1.0): expected 0 or more": lambda: (nn.LayerNorm(6), "eps", -1.0),
+    "RMSNorm(eps=nan): expected 0 or more": lambda: (nn.RMSNorm(6), "eps", float("nan")),
+    "GroupNorm(num_channels=6): expected a multiple of 4": lambda: (nn.GroupNorm(2, 6), "num_groups", 4),
+    "CrossEntropyLoss(reduction='avg'): ": lambda: (nn.CrossEntropyLoss(), "reduction", "avg"),
+    "CrossEntropyLoss(reduction=None): ": lambda: (nn.CrossEntropyLoss(), "reduction", None),
+    "CrossEntropyLoss(label_smoothing=2.0): ": lambda: (nn.CrossEntropyLoss(), "label_smoothing", 2.0),
+    "LogProb(temperature=0.0): ": lambda: (nn.LogProb(), "temperature", 0.0),
+    "Softmax(dim=None): ": lambda: (nn.Softmax(), "dim", None),
+}
+
+
+@pytest.mark.parametrize("sentence", SETTINGS)
+def test_a_setting_that_no_module_is_made_with_is_refused(sentence: str) -> None:
+    module, name, value = SETTINGS[sentence]()
+    before = getattr(module, name)
+    with pytest.raises(ModuleArgumentError) as refused:
+        setattr(module, name, value)
+    assert str(refused.value).startswith(sentence)
+    assert getattr(module, name) == before
+
+
+def test_a_placement_in_words_is_shown_as_such() -> None:
+    mesh = DeviceMesh([0])
+    for given in ("Shard(0)", ["Shard(0)"]):
+        with pytest.raises(PlacementError, match=r"^input='Shard\(0\)' does not fit a placement: "):
+            nn.RMSNorm(6, mesh=mesh, input=given)
 
 
 W, TABLE, INDEX = torch.ones(4, 6), torch.ones(5, 2), torch.tensor([0, 3])
