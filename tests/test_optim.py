@@ -351,7 +351,7 @@ ADAMW_ARGUMENTS: dict[str, Callable[[Parameter], object]] = {
     "params is [], expected a list of tensors, or of param groups, with one or more": lambda p: optim.AdamW(iter([])),
     "params is a Parameter of shape [3], expected a list of tensors, or of param groups": lambda p: optim.AdamW(p),
     "params is None, expected a list of tensors": lambda p: optim.AdamW(None),
-    "params is {1}, expected a list of tensors, in an order": lambda p: optim.AdamW([{"params": {1}}]),
+    "params is {1}, expected a list of tensors, as the order in a set": lambda p: optim.AdamW([{"params": {1}}]),
     "params[1] is 3, expected a torch.Tensor": lambda p: optim.AdamW([p, 3]),
     "params[0] is None, expected a torch.Tensor": lambda p: optim.AdamW([("weight", None)]),
     "params[1] is a Tensor of shape [3], expected a leaf": lambda p: optim.AdamW([p, p * 2]),

@@ -61,32 +61,35 @@ def _check_ranges(numbers: dict[str, Any]) -> None:
 def _groups_in(params: object) -> list[Any]:
     """What the constructor is given, as a list.  Raises OptimizerArgumentError; for an empty list too."""
     expected = "a list of tensors, or of param groups"
-    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+    if isinstance(params, torch.Tensor):
         raise OptimizerArgumentError("AdamW", "params", params, expected)
-    if isinstance(params, (set, str)):
-        return _parameters_in(params)
-    found = list(cast("Iterable[object]", params))
+    found = _listed(params, expected)
     if not found:
         raise OptimizerArgumentError("AdamW", "params", found, f"{expected}, with one or more")
     return found
 
 
-def _parameters_in(given: object) -> list[object]:
+def _parameters_in(given: object) -> list[Any]:
     """What is listed, as a list: tensors, or pairs of a name and a tensor.  Raises OptimizerArgumentError."""
-    if isinstance(given, torch.Tensor):
-        return [given]
-    if isinstance(given, (set, str)) or not isinstance(given, Iterable):
-        expected = "a list of tensors, in an order that stays the same from run to run"
-        raise OptimizerArgumentError("AdamW", "params", given, expected)
-    found = list(cast("Iterable[object]", given))
+    found: list[Any] = [given] if isinstance(given, torch.Tensor) else _listed(given, "a list of tensors")
     for k, entry in enumerate(found):
-        tensor = entry[1] if isinstance(entry, tuple) and len(cast("tuple[object, ...]", entry)) == 2 else entry
+        pair = cast("tuple[object, ...]", entry) if isinstance(entry, tuple) else ("", entry)
+        tensor = pair[1] if len(pair) == 2 else pair
         if not isinstance(tensor, torch.Tensor):
             raise OptimizerArgumentError("AdamW", f"params[{k}]", tensor, "a torch.Tensor")
         if not (tensor.is_leaf or tensor.retains_grad):
             expected = "a leaf, as what an op has made gets no gradient: pass the parameter itself"
             raise OptimizerArgumentError("AdamW", f"params[{k}]", tensor, expected)
     return found
+
+
+def _listed(given: object, expected: str) -> list[Any]:
+    if isinstance(given, set):
+        given, expected = cast("object", given), f"{expected}, as the order in a set differs between runs"
+        raise OptimizerArgumentError("AdamW", "params", given, expected)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise OptimizerArgumentError("AdamW", "params", given, expected)
+    return list(cast("Iterable[Any]", given))
 
 
 class AdamW(torch.optim.AdamW):
