@@ -64,11 +64,33 @@ OPTIONS: dict[str, Callable[[], object]] = {
     "layer_norm(eps=None): expected a number": lambda: quantized.layer_norm(X, (6,), eps=None),
     "quantize(scales=array([1., 1., 1., 1., 1., 1.], dtype=float32)): ": lambda: quantized.quantize(X, scales=ARRAY[0]),
     "rms_norm(normalized_shape='6'): expected a list": lambda: quantized.rms_norm(X, "6"),
+    'GatedMLP(activation=\'relu\'): expected "silu", "gelu" or "gelu_tanh"': lambda: gated_mlp(activation="relu"),
+    'GatedMLP(activation=None): expected "silu"': lambda: gated_mlp(activation=None),
+    "GatedMLP(gate_proj=None): expected a Module": lambda: gated_mlp(gate_proj=None),
+    "GatedMLP(up_proj=1): ": lambda: gated_mlp(up_proj=1),
+    "GatedMLP(down_proj=": lambda: gated_mlp(down_proj=torch.nn.functional.relu),
+    "CrossEntropyLoss(reduction='avg'): expected \"mean\", ": lambda: assigned(nn.CrossEntropyLoss(), reduction="avg")(
+        X, TARGET
+    ),
+    "GroupNorm(activation='relu'): expected None or \"silu\"": lambda: assigned(nn.GroupNorm(2, 6), activation="relu")(
+        X
+    ),
 }
 
 
+def gated_mlp(**changed: object) -> nn.GatedMLP:
+    layers = {f"{name}_proj": torch.nn.Linear(4, 4) for name in ("gate", "up", "down")}
+    return nn.GatedMLP(**{**layers, **changed})
+
+
+def assigned(module: torch.nn.Module, **settings: object) -> torch.nn.Module:
+    for name, value in settings.items():
+        setattr(module, name, value)
+    return module
+
+
 @pytest.mark.parametrize("sentence", OPTIONS)
-def test_options_of_quantizing_functions(sentence: str) -> None:
+def test_options(sentence: str) -> None:
     with pytest.raises(ModuleArgumentError) as refused:
         OPTIONS[sentence]()
     assert str(refused.value).startswith(sentence)

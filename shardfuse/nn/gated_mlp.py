@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..errors import PlacementError
+from ..arguments import checked
+from ..errors import ModuleArgumentError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..ir.promises import Promises
 from ..mesh import DeviceMesh
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Module = torch.nn.Module
 
 
+@checked(ModuleArgumentError, ("__init__",))
 class GatedMLP(Module):
     """A gated MLP of three given layers: down_proj(act(gate_proj(x)) * up_proj(x)).
 
@@ -35,7 +37,7 @@ class GatedMLP(Module):
     The parameters may be DTensors: the gate is computed where gate_proj and up_proj leave their results.
     Column-parallel gate_proj and up_proj (``Shard(0)`` of their weights) with a row-parallel down_proj (``Shard(1)``)
     are a tensor-parallel MLP.
-    A call raises PlacementError where those are not the same Shard and Replicate.
+    Raises ModuleArgumentError; a call raises PlacementError where those are not the same Shard and Replicate.
     """
 
     input_name: str = ""
