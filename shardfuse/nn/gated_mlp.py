@@ -162,7 +162,10 @@ def _why_not(module: Module, act_name: str, act: Module) -> str | None:
         return f"it computes something else than down_proj({act_name}(gate_proj(x)) * up_proj(x)): {reason}"
     of_act = [] if type(act) in _TORCHS else [f"{act_name}.{name}" for name in not_followed(act, features)]
     further = [*not_followed(module, features), *of_act]
-    return f"its forward reads {', '.join(further)}, which a GatedMLP would not follow" if further else None
+    if not further:
+        return None
+    read, advice = ", ".join(further), "if nothing changes that, put a GatedMLP of its layers in its place yourself"
+    return f"its forward reads {read}, which a GatedMLP would not follow: {advice}"
 
 
 def _gated(act_name: str, module: Module, x: torch.Tensor) -> torch.Tensor:
