@@ -44,6 +44,8 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
             step_alone(is_guilty=is_guilty)
         case "failed_clip":
             clip_after_a_failure(is_guilty=is_guilty)
+        case "refused_clip":
+            clip_by_other_placements(is_guilty=is_guilty)
         case "summands_next":
             step_without_a_gradient(is_guilty=is_guilty)
         case "longer_cached":
@@ -174,6 +176,25 @@ def clip_after_a_failure(*, is_guilty: bool) -> None:
         optim.clip_grad_norm_([parameter, own], 1.0)
     except OptimizerTensorError:
         print("raised OptimizerTensorError", flush=True)
+    time.sleep(LATE)
+
+
+def clip_by_other_placements(*, is_guilty: bool) -> None:
+    """As ``clip_after_a_failure``, of plain tensors: the guilty rank gives more placements than its mesh has dims."""
+    import torch
+    from torch.distributed.tensor import Shard
+
+    from shardfuse import DeviceMesh, optim
+    from shardfuse.optim.optim_errors import OptimizerArgumentError
+
+    mesh, own = DeviceMesh(range(2)), torch.nn.Parameter(torch.ones(2))
+    own.grad = torch.ones(2)
+    optim.clip_grad_norm_([own], 1.0, mesh=mesh, placements=Shard(0))
+    print(f"fault {time.time()}", flush=True)
+    try:
+        optim.clip_grad_norm_([own], 1.0, mesh=mesh, placements=[Shard(0)] * (2 if is_guilty else 1))
+    except OptimizerArgumentError:
+        print("raised OptimizerArgumentError", flush=True)
     time.sleep(LATE)
 
 

@@ -29,7 +29,7 @@ STAGES = ("initialize", "first", "making", "collective", "between", "exit")
 FAULTS = ("kill", "stop", "raise", "exit", "_exit", "fork", "fork_raise")
 DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next", "step_next")
 DIFFERENCES += ("quiet", "quiet_of_three", "slow", "reduce_scatter_next", "op_next", "refused_draw", "longer_cached")
-DIFFERENCES += ("summands_next", "failed_clip")
+DIFFERENCES += ("summands_next", "failed_clip", "refused_clip")
 CASES = [(stage, fault, who) for stage in STAGES for fault in FAULTS for who in (0, 1)]
 CASES += [("calls", difference, 1) for difference in DIFFERENCES]
 HEARTBEAT = 4.0
@@ -94,6 +94,7 @@ class Outcome:
         if self.case[1] == "slow":
             return [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 0]
         found = [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 1]
+        failed = r"at call 2 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2`; rank 1 has `\(the run "
         both = {
             "one_more": [r"rank 1 left before collective 4 of ranks \[0, 1\]", "this rank left before collective 4 "],
             "another_next": [
@@ -102,9 +103,8 @@ class Outcome:
             "step_next": [
                 r"at call 3 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2`; rank 1 has `"
             ],
-            "failed_clip": [
-                r"at call 2 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2`; rank 1 has `\(the run "
-            ],
+            "failed_clip": [failed],
+            "refused_clip": [failed],
             "summands_next": [
                 r"at call 3 of .*: rank 0 has `shardfuse.optim: gradient 0 of the mesh, \[4\] torch.float32, from "
                 r"\(Partial.*\) to \(Replicate.*\)`; rank 1 has `shardfuse.optim: gradient 1 of the mesh, "

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from shardfuse import FusionDefinition, TensorView
 from shardfuse.compiler import Plan, with_schedules
 from shardfuse.device import H200
+from shardfuse.ir.op import is_reduction
 from shardfuse.schedulers import makes_kernels, proposed
-from shardfuse.schedulers.candidates import candidates, may_run
+from shardfuse.schedulers.candidates import _space_of, candidates, may_run
 from shardfuse.schedulers.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -78,3 +80,27 @@ def test_every_long_row_has_candidates(name: str, text: str) -> None:
     for segment in plan.segments:
         schedule = proposed(segment.scheduler, segment.segment, H200)
         assert candidates(segment.scheduler, segment.segment, schedule, H200), segment.segment
+
+
+def test_candidates_are_measured_on_what_kernels_are_made_of() -> None:
+    """The backward of two norms in a row that share a scale: its two column sums are one in the kernel."""
+    with FusionDefinition() as fd:
+        gradient, scale = fd.define_tensor([-1, 1024]), fd.define_tensor([1024])
+        sums: list[TensorView] = []
+        for _ in range(2):
+            unit, rstd = fd.define_tensor([-1, 1024]), fd.define_tensor([-1, 1])
+            sums.append(fd.ops.sum(fd.ops.mul(gradient, unit), [0]))
+            scaled = fd.ops.mul(gradient, scale)
+            along = fd.ops.mean(fd.ops.mul(scaled, unit), [-1], keepdim=True)
+            gradient = fd.ops.mul(fd.ops.sub(scaled, fd.ops.mul(unit, along)), rstd)
+        fd.add_output(gradient)
+        fd.add_output(fd.ops.add(*sums))
+    rows = (4096, 1024), (4096, 1)
+    plan = fd.fec.plan(dict(zip(fd.fec.tensors(), (rows[0], (1024,), *rows, *rows), strict=True)))
+    (planned,) = plan.segments
+    assert planned.scheduler == "mix_order"
+    space = _space_of("mix_order", planned.segment, H200)
+    assert space is not None
+    made, given = ([e.op for e in s.exprs if is_reduction(e.op, "sum")] for s in (space.segment, planned.segment))
+    assert len(made) == len(given) - 1
+    assert candidates("mix_order", planned.segment, proposed("mix_order", planned.segment, H200), H200)

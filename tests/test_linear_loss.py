@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -271,12 +272,20 @@ def test_a_mean_over_many_rows_keeps_small_gradients_in_float16() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_targets_that_are_no_classes_are_named(training: bool) -> None:
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("rows", [2, CHUNK, None])
+def test_targets_that_are_no_classes_are_named(training: bool, reduction: str, rows: int | None) -> None:
+    """By the module that was called, at the place in the whole target, with how many there are in all chunks."""
     x, weight, _ = (t.requires_grad_(training) for t in drawn())
     target = targets()
-    target[-1] = CLASSES
-    with pytest.raises(ModuleInputError, match="target has 1 values that are no classes"):
-        LinearCrossEntropyLoss(chunk_rows=CHUNK)(x, weight, target)
+    first, last = target.numel() // 2, target.numel() - 1
+    target.view(-1)[first], target.view(-1)[last] = CLASSES, -7
+    place = [int(k) for k in torch.unravel_index(torch.tensor(first), target.shape)]
+    sentence = (
+        f"LinearCrossEntropyLoss: target has 2 values that are no classes (on this rank first {CLASSES} at {place})"
+    )
+    with pytest.raises(ModuleInputError, match=re.escape(sentence)):
+        LinearCrossEntropyLoss(chunk_rows=rows, reduction=reduction)(x, weight, target)
 
 
 def compiled(module: LinearCrossEntropyLoss, backend: str = "aot_eager", **options: bool) -> Callable[..., Tensor]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardfuse import ShardfuseError, nn
-from shardfuse.errors import ArgumentError, ModuleArgumentError, ModuleInputError, TransformError
+from shardfuse import DeviceMesh, ShardfuseError, nn
+from shardfuse.errors import ArgumentError, ModuleArgumentError, ModuleInputError, PlacementError, TransformError
 from shardfuse.nn import functional, quantized
 
 X, TARGET = torch.ones(3, 6), torch.zeros(3, dtype=torch.int64)
@@ -64,14 +64,69 @@ OPTIONS: dict[str, Callable[[], object]] = {
     "layer_norm(eps=None): expected a number": lambda: quantized.layer_norm(X, (6,), eps=None),
     "quantize(scales=array([1., 1., 1., 1., 1., 1.], dtype=float32)): ": lambda: quantized.quantize(X, scales=ARRAY[0]),
     "rms_norm(normalized_shape='6'): expected a list": lambda: quantized.rms_norm(X, "6"),
+    'GatedMLP(activation=\'relu\'): expected "silu", "gelu" or "gelu_tanh"': lambda: gated_mlp(activation="relu"),
+    'GatedMLP(activation=None): expected "silu"': lambda: gated_mlp(activation=None),
+    "GatedMLP(gate_proj=None): expected a Module": lambda: gated_mlp(gate_proj=None),
+    "GatedMLP(up_proj=1): ": lambda: gated_mlp(up_proj=1),
+    "GatedMLP(down_proj=": lambda: gated_mlp(down_proj=torch.nn.functional.relu),
+    "CrossEntropyLoss(reduction='avg'): expected \"mean\", ": lambda: assigned(nn.CrossEntropyLoss(), reduction="avg")(
+        X, TARGET
+    ),
+    "GroupNorm(activation='relu'): expected None or \"silu\"": lambda: assigned(nn.GroupNorm(2, 6), activation="relu")(
+        X
+    ),
 }
 
 
+def gated_mlp(**changed: object) -> nn.GatedMLP:
+    layers = {f"{name}_proj": torch.nn.Linear(4, 4) for name in ("gate", "up", "down")}
+    return nn.GatedMLP(**{**layers, **changed})
+
+
+def assigned(module: torch.nn.Module, **settings: object) -> torch.nn.Module:
+    for name, value in settings.items():
+        setattr(module, name, value)
+    return module
+
+
 @pytest.mark.parametrize("sentence", OPTIONS)
-def test_options_of_quantizing_functions(sentence: str) -> None:
+def test_options(sentence: str) -> None:
     with pytest.raises(ModuleArgumentError) as refused:
         OPTIONS[sentence]()
     assert str(refused.value).startswith(sentence)
+
+
+SETTINGS: dict[str, Callable[[], tuple[torch.nn.Module, str, object]]] = {
+    "DropoutAddNorm(p=2.0): expected a probability from 0 to 1": lambda: (nn.DropoutAddNorm(6), "p", 2.0),
+    "DropoutAddNorm(p=-0.5): expected a probability from 0 to 1": lambda: (nn.DropoutAddNorm(6), "p", -0.5),
+    "DropoutAddNorm(p=None): expected a number": lambda: (nn.DropoutAddNorm(6).eval(), "p", None),
+    "DropoutAddNorm(norm='x'): ": lambda: (nn.DropoutAddNorm(6), "norm", "x"),
+    "LayerNorm(eps=-1.0): expected 0 or more": lambda: (nn.LayerNorm(6), "eps", -1.0),
+    "RMSNorm(eps=nan): expected 0 or more": lambda: (nn.RMSNorm(6), "eps", float("nan")),
+    "GroupNorm(num_channels=6): expected a multiple of 4": lambda: (nn.GroupNorm(2, 6), "num_groups", 4),
+    "CrossEntropyLoss(reduction='avg'): ": lambda: (nn.CrossEntropyLoss(), "reduction", "avg"),
+    "CrossEntropyLoss(reduction=None): ": lambda: (nn.CrossEntropyLoss(), "reduction", None),
+    "CrossEntropyLoss(label_smoothing=2.0): ": lambda: (nn.CrossEntropyLoss(), "label_smoothing", 2.0),
+    "LogProb(temperature=0.0): ": lambda: (nn.LogProb(), "temperature", 0.0),
+    "Softmax(dim=None): ": lambda: (nn.Softmax(), "dim", None),
+}
+
+
+@pytest.mark.parametrize("sentence", SETTINGS)
+def test_a_setting_that_no_module_is_made_with_is_refused(sentence: str) -> None:
+    module, name, value = SETTINGS[sentence]()
+    before = getattr(module, name)
+    with pytest.raises(ModuleArgumentError) as refused:
+        setattr(module, name, value)
+    assert str(refused.value).startswith(sentence)
+    assert getattr(module, name) == before
+
+
+def test_a_placement_in_words_is_shown_as_such() -> None:
+    mesh = DeviceMesh([0])
+    for given in ("Shard(0)", ["Shard(0)"]):
+        with pytest.raises(PlacementError, match=r"^input='Shard\(0\)' does not fit a placement: "):
+            nn.RMSNorm(6, mesh=mesh, input=given)
 
 
 W, TABLE, INDEX = torch.ones(4, 6), torch.ones(5, 2), torch.tensor([0, 3])

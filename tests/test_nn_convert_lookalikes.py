@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -255,6 +256,27 @@ def test_a_gated_mlp_that_a_caller_may_change_is_left() -> None:
     scaled, by_activation = ScaledMLP(1.0), Llama4TextMLP(ScaledSiLU())
     assert "reads scale," in convert(scaled).left[0].reason
     assert "reads activation_fn.inplace, activation_fn.scale," in convert(by_activation).left[0].reason
+
+
+class OlderLlamaMLP(Llama4TextMLP):
+    """As Hugging Face had it: what it computes follows a number of the model's config, which anyone may set."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.SiLU())
+        self.config = SimpleNamespace(pretraining_tp=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.config.pretraining_tp > 1:
+            return torch.stack([super(OlderLlamaMLP, self).forward(part) for part in x.chunk(2)]).sum(0)
+        return super().forward(x)
+
+
+def test_a_gated_mlp_that_follows_a_config_is_left_and_may_be_put_in_by_hand() -> None:
+    mlp, x = OlderLlamaMLP(), torch.randn(4, 8)
+    (left,) = convert(nn.Sequential(mlp)).left
+    assert "reads config, which a GatedMLP would not follow: if nothing changes that, put a GatedMLP" in left.reason
+    by_hand = fused.GatedMLP(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    torch.testing.assert_close(by_hand(x), mlp(x))
 
 
 NO_AFFINE: dict[str, Callable[[], nn.Module]] = {

@@ -18,6 +18,7 @@ from torch_answers import assert_beside
 from shardfuse import DeviceMesh, initialize, simulate
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
 from shardfuse.nn import AddLayerNorm, AddRMSNorm, DropoutAddNorm, LayerNorm, RMSNorm
+from shardfuse.nn.functional import add_layer_norm as add_layer
 
 EPS = 1e-5
 
@@ -277,6 +278,34 @@ def test_bad_inputs() -> None:
         AddLayerNorm(4)(torch.ones(3, 4), torch.ones(2, 4))
     with pytest.raises(PlacementError, match=r"Shard\(1\)"):
         LayerNorm(4, mesh=DeviceMesh([0]), input=S1)(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize(("kept", "of_sum"), [(torch.bfloat16, 2.0**-8), (torch.float32, 2.0**-24)])
+@pytest.mark.parametrize("offset", [0.0, 10.0, 100.0, None])
+def test_rows_far_from_zero(offset: float | None, kept: torch.dtype, of_sum: float) -> None:
+    """The result is of the unrounded sum; the gradient reads the sum as kept, by ``of_sum`` of it off, as documented.
+
+    None: rows of one number, whose deviation is 0.
+    """
+    features, rounding = 256, 2.0**-8
+    drawn = torch.randn(16, features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wide = torch.full_like(drawn, 0.8713) if offset is None else drawn + offset
+    x = (0.37 * wide).bfloat16().requires_grad_()
+    residual = (wide - x.detach().double()).to(kept)
+    dy = drawn.flip(0).bfloat16()
+    normed, _ = add_layer(x, residual, (features,), eps=EPS)
+    normed.backward(dy)
+
+    summed = x.detach().double() + residual.double()
+    deviation = (summed.var(-1, correction=0, keepdim=True) + EPS).sqrt()
+    unit, g = (summed - summed.mean(-1, keepdim=True)) / deviation, dy.double()
+    along = (g * unit).mean(-1, keepdim=True)
+    wanted = (g - unit * along - g.mean(-1, keepdim=True)) / deviation
+    off = (of_sum * summed.abs() / deviation).amax(-1, keepdim=True)  # of the unit
+    allowed = off * (along.abs() + (unit.abs() + off) * g.abs().mean(-1, keepdim=True)) / deviation
+    inexact = 2.0**-22 * (summed.abs().amax(-1, keepdim=True) / deviation + 1)  # of float32 sums, which may cancel
+    assert ((normed.detach().double() - unit).abs() <= rounding * unit.abs() + inexact).all()
+    assert ((x.grad.double() - wanted).abs() <= rounding * wanted.abs() + allowed + inexact / deviation).all()
 
 
 # --- RMSNorm's options -------------------------------------------------------------------------------------

@@ -69,6 +69,16 @@ def test_second_derivatives_are_refused() -> None:
         first[1].sum().backward()
 
 
+def test_a_second_derivative_of_the_other_tensor_is_refused() -> None:
+    """The gradient of x is made of the weight, that of the weight of x, or of a copy of it without gaps."""
+    _, weight = drawn(torch.float32, torch.float64, bias=False)
+    x = torch.randn(3, weight.shape[1], 5).transpose(1, 2).requires_grad_()
+    for of, by in ((x, weight), (weight, x)):
+        (first,) = torch.autograd.grad(linear(x, weight).sum(), of, create_graph=True)
+        with pytest.raises(SecondDerivativeError):
+            torch.autograd.grad(first.square().sum(), by, allow_unused=True)
+
+
 def test_only_what_is_read_is_kept() -> None:
     """By the gradients that are asked for: a frozen weight's layer keeps no input."""
     for frozen, count in (("weight", COLUMNS * ROWS), ("input", 15 * COLUMNS)):

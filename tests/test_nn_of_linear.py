@@ -234,6 +234,23 @@ def test_threads_call_one_module() -> None:
     assert found == {3: {"_OfLinearBackward"}, 5: {"_OfLinearBackward"}}
 
 
+@pytest.mark.parametrize("frozen", ["x", "weight", None])
+@pytest.mark.parametrize("name", ["norm", "swiglu"])
+def test_a_second_derivative_of_one_leaf_alone_is_refused(name: str, frozen: str | None) -> None:
+    """Also where the first one's graph is not kept, and where nothing that is saved is of autograd's graph."""
+    module, tensors, _ = inputs(name)
+    tensors = [t.detach().requires_grad_(n != frozen) for t, n in zip(tensors, ("x", "weight"), strict=True)]
+    leaves = [t for t in tensors if t.requires_grad]
+    for leaf in leaves:
+        y = module.of_linear(*tensors)
+        (plain,) = torch.autograd.grad(y.sum(), leaf, retain_graph=True)
+        (first,) = torch.autograd.grad(y.sum(), leaf, create_graph=True, retain_graph=False)
+        assert torch.equal(first, plain)
+        for other in leaves:
+            with pytest.raises(SecondDerivativeError):
+                torch.autograd.grad(first.float().square().sum(), other, allow_unused=True, retain_graph=True)
+
+
 def test_a_write_before_the_backward_is_seen() -> None:
     module, (x, weight), _ = inputs("swiglu")
     y = module.of_linear(x, weight)

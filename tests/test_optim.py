@@ -6,7 +6,8 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from numbers import Real
 
@@ -333,8 +334,53 @@ def test_arguments_that_are_refused() -> None:
     ):
         with pytest.raises(OptimizerArgumentError, match=argument):
             call()
-    with pytest.raises(ValueError, match="Invalid learning rate"):
-        optim.AdamW([p], lr=-1.0)
+
+
+ADAMW_ARGUMENTS: dict[str, Callable[[Parameter], object]] = {
+    "lr is -1.0, expected a number, 0 or more": lambda p: optim.AdamW([p], lr=-1.0),
+    "lr is nan, expected a number, 0 or more": lambda p: optim.AdamW([p], lr=math.nan),
+    "lr is None, expected a number, or a tensor of one": lambda p: optim.AdamW([p], lr=None),
+    "lr is a Tensor of shape [2], expected a number": lambda p: optim.AdamW([p], lr=torch.ones(2)),
+    "eps is '0', expected a number": lambda p: optim.AdamW([p], eps="0"),
+    "weight_decay is -0.1, expected a number, 0 or more": lambda p: optim.AdamW([p], weight_decay=-0.1),
+    "betas is 0.9, expected two numbers": lambda p: optim.AdamW([p], betas=0.9),
+    "betas is (0.9, 0.9, 0.9), expected two numbers": lambda p: optim.AdamW([p], betas=(0.9,) * 3),
+    "betas[1] is 1.0, expected a number from 0 up to, but not including, 1": lambda p: optim.AdamW(
+        [p], betas=(0.9, 1.0)
+    ),
+    "params is [], expected a list of tensors, or of param groups, with one or more": lambda p: optim.AdamW(iter([])),
+    "params is a Parameter of shape [3], expected a list of tensors, or of param groups": lambda p: optim.AdamW(p),
+    "params is None, expected a list of tensors": lambda p: optim.AdamW(None),
+    "params is {1}, expected a list of tensors, as the order in a set": lambda p: optim.AdamW([{"params": {1}}]),
+    "params[1] is 3, expected a torch.Tensor": lambda p: optim.AdamW([p, 3]),
+    "params[0] is None, expected a torch.Tensor": lambda p: optim.AdamW([("weight", None)]),
+    "params[1] is a Tensor of shape [3], expected a leaf": lambda p: optim.AdamW([p, p * 2]),
+    "a param group is {'lr': 1.0}, expected a dict": lambda p: optim.AdamW([{"lr": 1.0}]),
+}
+
+
+@pytest.mark.parametrize("sentence", ADAMW_ARGUMENTS)
+def test_arguments_that_adamw_refuses_when_it_is_made(sentence: str) -> None:
+    with pytest.raises(OptimizerArgumentError, match=re.escape(f"AdamW: {sentence}")):
+        ADAMW_ARGUMENTS[sentence](_with(torch.ones(3)))
+
+
+def test_parameters_that_get_no_gradient_may_be_of_any_type() -> None:
+    """A model's own list holds its quantised weights too, which torch's optimisers take as well."""
+    p, quantised = _with(torch.ones(3)), torch.arange(3)
+    optimizer = optim.AdamW(iter([("p", p), ("quantised", quantised)]), lr=0.5)
+    optimizer.step()
+    assert (p < 1).all()
+    assert torch.equal(quantised, torch.arange(3))
+
+
+def test_a_result_that_retains_its_gradient_is_taken() -> None:
+    result = 2 * Parameter(torch.ones(3))
+    result.retain_grad()
+    optimizer = optim.AdamW([result], lr=0.5)
+    result.sum().backward()
+    optimizer.step()
+    assert (result < 2).all()
 
 
 @pytest.mark.parametrize("norm", [np.float32(0.5), np.float16(0.5), np.int64(1), Fraction(1, 2)])

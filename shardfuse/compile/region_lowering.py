@@ -33,8 +33,9 @@ from torch._inductor import ir, lowering
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 from torch._inductor.virtualized import V
 
+from .ahead import compile_ahead
 from .dying_buffers import dying_buffers, let_go
-from .region_op import REGION, program_of
+from .region_op import REGION, Program, program_of
 
 _IMPORT = "from shardfuse.compile.region_call import RegionCall as shardfuse_region"
 _WRAPPERS = (PythonWrapperCodegen, SubgraphPythonWrapperCodegen)
@@ -45,13 +46,15 @@ def is_python(wrapper: Any) -> bool:
     return type(wrapper) in _WRAPPERS and not V.graph.cpp_wrapper and not V.graph.aot_mode
 
 
-def declare(wrapper: Any, imported: str, declared: str) -> None:
-    """Write ``imported`` and ``declared``, the lines of an object, at the head of the module, once."""
+def declare(wrapper: Any, imported: str, declared: str) -> bool:
+    """Write ``imported`` and ``declared``, the lines of an object, at the head of the module, once.  Is it new?"""
     wrapper.add_import_once(imported)
     found: set[str] = vars(wrapper).setdefault("_shardfuse_declared", set())
-    if declared not in found:
+    is_new = declared not in found
+    if is_new:
         found.add(declared)
         wrapper.header.writelines(declared.split("\n"))
+    return is_new
 
 
 class RegionKernel(ir.FallbackKernel):
@@ -95,7 +98,9 @@ def _write_call(node: RegionKernel, wrapper: Any) -> None:
     rest = iter(integers)
     shapes = [tuple(_declared_size(next(rest), symbols) for _ in range(rank)) for rank in program.ranks]
     dying = dying_buffers(inputs)
-    name = _declared(wrapper, text, inputs, views, shapes, tuple(dying))
+    name, is_new = _declared(wrapper, text, inputs, views, shapes, tuple(dying))
+    if is_new and not symbols:
+        _compile_ahead(program_of(text, tuple(dying)), inputs, numbers)
     node.codegen_comment(wrapper)
     call = f"at(({', '.join(map(str, symbols))}, ), " if symbols else "run("
     wrapper.writeline(f"{node.get_name()} = {name}.{call}{', '.join(given)})")
@@ -139,11 +144,19 @@ def _declared(
     views: dict[int, object],
     shapes: Sequence[tuple[int | None, ...]],
     given_up: tuple[int, ...],
-) -> str:
-    """The name of the object, of which the module has one for all places whose inputs are laid out alike."""
+) -> tuple[str, bool]:
+    """The name of the object, one for all places whose inputs are laid out alike, and is it new to the module?"""
     layouts = [(x.get_dtype(), x.get_device(), tuple(x.get_size()), tuple(x.get_stride())) for x in inputs]
     name = f"region_{hashlib.sha256(repr((text, layouts, views, shapes, given_up)).encode()).hexdigest()[:12]}"
     lines = "".join(f"\n    {line!r}" for line in text.splitlines(keepends=True))
     call = f"{name} = shardfuse_region({lines},\n    {views!r}, {shapes!r}{f', {given_up!r}' if given_up else ''})"
-    declare(wrapper, _IMPORT, call)
-    return name
+    return name, declare(wrapper, _IMPORT, call)
+
+
+def _compile_ahead(program: Program, inputs: Sequence[Any], numbers: Sequence[Any]) -> None:
+    """Sizes of the inputs are static."""
+    layouts = [
+        (tuple(map(int, x.get_size())), tuple(map(int, x.get_stride())), x.get_dtype(), x.get_device()) for x in inputs
+    ]
+    if not any(isinstance(n, torch.SymInt | torch.SymFloat) for n in numbers):
+        compile_ahead(program, layouts, numbers)

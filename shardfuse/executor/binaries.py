@@ -61,14 +61,23 @@ def binary_of(asked: Asked, directory: Path, compile_kernel: Callable[[], Any]) 
 
     ``None`` for a kernel that needs what only Triton's own entry hands over.
     """
-    facts = repr((VERSION, installed_triton(), read_compiler_settings(), asked))
-    name = f"{asked.name}_{hashlib.sha256(facts.encode()).hexdigest()[:32]}.bin"
+    name = _name(asked)
     binary = _read(directory, name)
     if binary is None:
         binary = _from_triton(compile_kernel())
         if binary is not None:
             write_sealed(directory, name, _written(binary))
     return binary
+
+
+def is_kept(asked: Asked, directory: Path) -> bool:
+    """Is there a file, whatever is in it?"""
+    return (directory / _name(asked)).exists()
+
+
+def _name(asked: Asked) -> str:
+    facts = repr((VERSION, installed_triton(), read_compiler_settings(), asked))
+    return f"{asked.name}_{hashlib.sha256(facts.encode()).hexdigest()[:32]}.bin"
 
 
 def _from_triton(compiled: Any) -> Binary | None:

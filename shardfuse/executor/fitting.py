@@ -6,7 +6,7 @@ driver knows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -16,8 +16,12 @@ from ..errors import KernelCompileError
 from ..ir.expr import BoundTensor
 from ..ir.layout import Layout
 from ..schedulers.plan import KernelPlan
+from .compile_workers import Submit
 from .kernel import Kernel
 from .options import CompileOptions
+
+Fit = Callable[[KernelPlan, Mapping[BoundTensor, Layout], int, CompileOptions, torch.device], Kernel]
+"""``fitted``, or ``begun`` with where to submit."""
 
 
 def fitted(
@@ -37,6 +41,16 @@ def fitted(
             return kernel
     message = f"{kernel.source.grid} programs wait for each other, {most} run at once"
     raise KernelCompileError(kernel.source.name, message, kernel.source.text)
+
+
+def begun(
+    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, options: CompileOptions, device: torch.device,
+    submit: Submit,
+) -> Kernel:  # fmt: skip
+    """The kernel of ``plan`` as it is compiled at first, which another process does: there is nothing to launch yet."""
+    kernel = _written(plan, layouts, rank, options)
+    kernel.begin_compiling(device, submit)
+    return kernel
 
 
 def launches_of(plan: KernelPlan) -> tuple[KernelPlan, ...]:
@@ -59,7 +73,11 @@ def _with_programs(plan: KernelPlan, most: int) -> KernelPlan:
 def _compiled(
     plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, options: CompileOptions, device: torch.device
 ) -> Kernel:
-    source = generate(plan, layouts, rank, interpret=options.interpret)
-    kernel = Kernel(source, options.cache_directory, interpret=options.interpret)
+    kernel = _written(plan, layouts, rank, options)
     kernel.compile(device)
     return kernel
+
+
+def _written(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, options: CompileOptions) -> Kernel:
+    source = generate(plan, layouts, rank, interpret=options.interpret)
+    return Kernel(source, options.cache_directory, interpret=options.interpret)

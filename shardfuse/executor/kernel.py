@@ -23,6 +23,7 @@ from ..ir.scalar import Number
 from ..kernel_functions.interpreted import index_by_arrays
 from ..secure_files import keep_text
 from .binaries import Asked, Binary, binary_of
+from .compile_workers import Submit, begin, compiling_for, wait_for
 from .driver import Driver, open_driver
 from .launch import index_of
 from .mailbox import Mailbox
@@ -117,6 +118,11 @@ class Kernel:
         except RuntimeError as error:
             raise KernelCompileError(self.source.name, str(error), self.source.text) from error
 
+    def begin_compiling(self, device: torch.device, submit: Submit) -> None:
+        """Have another process compile it, for ``compile`` of a kernel like this to find: ``compile_workers.py``."""
+        if not self._interpret:
+            begin(self._asked(device), self._directory, compile_apart, submit)
+
     def resident(self) -> int | None:
         """How many programs the device runs at once; ``None`` where only Triton's own entry launches it."""
         if self._ready is None:
@@ -176,6 +182,7 @@ def _ready(asked: Asked, directory: Path, device: torch.device) -> _Ready | None
 
     What is loaded stays on the device: a captured graph may launch it after all programs that had it are gone.
     """
+    wait_for(asked, directory)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         binary = binary_of(asked, directory, lambda: _compiled(asked, directory))
         driver = None if binary is None else open_driver(directory)
@@ -186,8 +193,14 @@ def _ready(asked: Asked, directory: Path, device: torch.device) -> _Ready | None
     return _Ready(driver, binary, function, index)
 
 
+def compile_apart(asked: Asked, directory: Path) -> None:
+    """In a worker, which has no GPU: leave the binary in ``directory``."""
+    with compiling_for(asked.capability):
+        binary_of(asked, directory, lambda: _compiled(asked, directory))
+
+
 def _compiled(asked: Asked, directory: Path) -> Any:
-    """By Triton, for the current device."""
+    """By Triton, for the current device: its compiled kernel."""
     from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
 
     remember_triton_key(directory)

@@ -46,7 +46,7 @@ from .batches import batch_launches
 from .collective_steps import CollectiveSteps
 from .driver import open_driver
 from .evaluation import evaluation_of, one_or_all
-from .fitting import fitted, launches_of
+from .fitting import Fit, fitted, launches_of
 from .host_program import Program, bound_text, device_calls
 from .host_scalars import host_steps, scalar_text
 from .in_place_writes import in_same_order, is_dense, reads_before_it_writes
@@ -92,6 +92,7 @@ class ProgramBuilder(CollectiveSteps):
     kernels: dict[Hashable, Kernel] = field(default_factory=dict[Hashable, Kernel])
     """By the name of the plan and the strides of its tensors."""
     region: Callable[[KernelPlan], Region] | None = None  # in which a segment's kernel exchanges with other ranks
+    fit: Fit = fitted  # how a kernel is had
 
     def begin(self, forms: Sequence[TensorView | None], on_cpu: Sequence[bool] | None = None) -> None:
         """``forms``: for each input its TensorView where it comes by allocation rank, else ``None``.
@@ -258,7 +259,7 @@ class ProgramBuilder(CollectiveSteps):
     def compiled(self, plan: KernelPlan, renamed: Renamed | None = None) -> Kernel:
         meta = {t: self.meta[(renamed or {}).get(t, t)] for t in (*plan.segment.inputs, *plan.segment.outputs)}
         layouts = {t: layout_of(t.domain, self.rank, x.stride()) for t, x in meta.items()}
-        return fitted(plan, layouts, self.rank, self.options, self.device)
+        return self.fit(plan, layouts, self.rank, self.options, self.device)
 
     # end
 

@@ -9,6 +9,7 @@ import torch
 
 from ..compiler import Plan
 from ..executor.binding import Bound, check_local_shape
+from ..executor.fitting import Fit, fitted
 from ..executor.kernel import Kernel
 from ..executor.options import CompileOptions
 from ..executor.program import ProgramBuilder
@@ -58,11 +59,12 @@ def check_shares(
 
 def builder_of(
     fusion: Fusion, call: BoundCall, plan: Plan, options: CompileOptions, kernels: Kernels,
-    region: Callable[[KernelPlan], Region] | None = None,
+    region: Callable[[KernelPlan], Region] | None = None, fit: Fit = fitted,
 ) -> ProgramBuilder:  # fmt: skip
     """A builder with all segments added.  kernels: those that are compiled already; the others are added to it.
 
     region: where a kernel exchanges with other ranks; left out, there is no place yet, and kernels are compiled alone.
+    fit: how kernels are had.
     """
     bound, rank = call.bound, call.rank
     check_shares(fusion, plan, bound, call.sizes, rank)
@@ -77,7 +79,7 @@ def builder_of(
     written_over = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
     builder = ProgramBuilder(
         plan.fusion, rank, bound.device, options, samples, places, replaceable=written_over,
-        read_once=read_once(segments, plan.fusion.outputs), kernels=kernels, region=region,
+        read_once=read_once(segments, plan.fusion.outputs), kernels=kernels, region=region, fit=fit,
     )  # fmt: skip
     builder.begin(
         [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],

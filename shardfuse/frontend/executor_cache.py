@@ -21,6 +21,8 @@ from ..executor.autocast import no_autocast
 from ..executor.binding import Argument, bind_arguments, is_out_of, ranges_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
+from ..executor.compile_workers import Submit
+from ..executor.fitting import begun
 from ..executor.host_program import Program, empty_program
 from ..executor.options import CompileOptions
 from ..executor.plain_arguments import are_taken_as_they_are, outside_transforms, received, without_graph
@@ -185,6 +187,12 @@ class FusionExecutorCache:
 
     def tuner(self, timer: Timer | None = None, seconds: float | None = None) -> Tuner:
         return Tuner(self.options, timer, sys.stderr, seconds)
+
+    def begin_compiling(self, arguments: Sequence[Argument], submit: Submit) -> None:
+        """Plan for arguments like these, and have other processes compile the kernels.  Of one rank's tensors."""
+        call = self._prepare(self._key(arguments, None, None), arguments, {}, None)
+        fit = partial(begun, submit=submit)
+        builder_of(self.fusion, call, self._plan_of(call), self.options, {}, fit=fit)
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
         return self.programs.get(self._key(arguments, None, None)) is not None

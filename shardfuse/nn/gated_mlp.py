@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..errors import PlacementError
+from ..arguments import checked
+from ..errors import ModuleArgumentError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..ir.promises import Promises
 from ..mesh import DeviceMesh
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Module = torch.nn.Module
 
 
+@checked(ModuleArgumentError, ("__init__",))
 class GatedMLP(Module):
     """A gated MLP of three given layers: down_proj(act(gate_proj(x)) * up_proj(x)).
 
@@ -35,7 +37,7 @@ class GatedMLP(Module):
     The parameters may be DTensors: the gate is computed where gate_proj and up_proj leave their results.
     Column-parallel gate_proj and up_proj (``Shard(0)`` of their weights) with a row-parallel down_proj (``Shard(1)``)
     are a tensor-parallel MLP.
-    A call raises PlacementError where those are not the same Shard and Replicate.
+    Raises ModuleArgumentError; a call raises PlacementError where those are not the same Shard and Replicate.
     """
 
     input_name: str = ""
@@ -160,7 +162,10 @@ def _why_not(module: Module, act_name: str, act: Module) -> str | None:
         return f"it computes something else than down_proj({act_name}(gate_proj(x)) * up_proj(x)): {reason}"
     of_act = [] if type(act) in _TORCHS else [f"{act_name}.{name}" for name in not_followed(act, features)]
     further = [*not_followed(module, features), *of_act]
-    return f"its forward reads {', '.join(further)}, which a GatedMLP would not follow" if further else None
+    if not further:
+        return None
+    read, advice = ", ".join(further), "if nothing changes that, put a GatedMLP of its layers in its place yourself"
+    return f"its forward reads {read}, which a GatedMLP would not follow: {advice}"
 
 
 def _gated(act_name: str, module: Module, x: torch.Tensor) -> torch.Tensor:

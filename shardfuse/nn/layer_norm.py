@@ -141,7 +141,8 @@ class DropoutAddNorm(ResidualNorm):
             normalized_shape, eps, switches, mesh=mesh, parameters=parameters, residual=residual,
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
-        self.p, self.norm = p, norm
+        self.__dict__.update(p=p, norm=norm)  # past what checks the settings of a module that is made
+        self.describe()
 
     def settings(self) -> dict[str, object]:
         return {**super().settings(), "p": self.p, "norm": self.norm, "training": self.training}

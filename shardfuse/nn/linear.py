@@ -140,7 +140,8 @@ class _Linear(torch.autograd.Function):
             return _gradients(ctx, gradient, x, cast_weight)
         with torch.no_grad():  # create_graph=True: gradients that are not differentiated again, and say so
             made = _gradients(ctx, gradient, x, cast_weight)
-        return tuple(once(made, (gradient, x, cast_weight), is_of_more=all(ctx.needs_input_grad[:2])))
+        # made of the weight, and it may be of the input: what is saved is not of the graph
+        return tuple(once(made, (gradient, x, cast_weight), ctx if all(ctx.needs_input_grad[:2]) else None))
 
 
 _apply: Callable[..., Tensor] = apply_of_c(_Linear)

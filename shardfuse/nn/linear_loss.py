@@ -17,7 +17,7 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .linear_loss_gradients import Chunks, LossAndGradient, can_make_gradients
 from .linear_loss_op import linear_loss_op
-from .loss import CrossEntropyLoss
+from .loss import CrossEntropyLoss, StrayTargetError
 from .loss_fusions import REDUCTIONS, Reduction
 from .refused_calls import refusing
 
@@ -87,10 +87,10 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         """
         self._check(x, weight, target, bias)
         size = self.chunk_rows or self._chunk_rows(x.shape[:-1].numel(), x.shape[-1], weight.shape[0])
-        if size >= target.numel():
-            return self.loss(functional.linear(x, weight, bias), target)
         if not torch.compiler.is_compiling():
             return self._called(x, weight, target, bias, size)
+        if size >= target.numel():
+            return self.loss(functional.linear(x, weight, bias), target)
         wanted = [t is not None and t.requires_grad for t in (x, weight, bias)]
         is_trained = torch.is_grad_enabled() and any(wanted) and not torch.compiler.is_exporting()
         if self.reduction == "none" or not is_trained:
@@ -102,6 +102,14 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     @uncompiled
     def _called(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, size: int) -> Tensor:
         """A call that is not compiled."""
+        try:
+            return self._made(x, weight, target, bias, size)
+        except StrayTargetError as error:  # of a chunk, by a loss that the caller has not called
+            raise error.within("LinearCrossEntropyLoss", target) from None
+
+    def _made(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, size: int) -> Tensor:
+        if size >= target.numel():
+            return self.loss(functional.linear(x, weight, bias), target)
         tensors = (x, weight, target) if bias is None else (x, weight, target, bias)
         if self.reduction == "none" or not can_make_gradients(tensors):
             return self._of_chunks(x, weight, target, bias, size)

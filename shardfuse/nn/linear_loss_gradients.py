@@ -160,7 +160,7 @@ class _LinearLoss(torch.autograd.Function):
             factor = gradient if count is None else gradient / count.clamp(min=1)  # with no target all sums are 0
             made = [None if s is None else _scaled(s, factor, d) for s, d in zip(sums, dtypes, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True: gradients that are not differentiated again, and say so
-            made = once(made, (gradient, *given), is_of_more=False)
+            made = once(made, (gradient, *given))
         of_x, of_weight, of_bias = made
         return None, of_x, of_weight, None, of_bias
 

@@ -61,7 +61,8 @@ class LogProb(CrossEntropyLoss):
             mesh=mesh, logits=logits, reduction="none", ignore_index=ignore_index, num_classes=num_classes,
             temperature=temperature,
         )  # fmt: skip
-        self.entropy = entropy
+        self.__dict__["entropy"] = entropy  # past what checks the setting of a module that is made
+        self.describe()
 
     def settings(self) -> dict[str, object]:
         options = {"temperature": self.temperature, "entropy": self.entropy, "ignore_index": self.ignore_index}

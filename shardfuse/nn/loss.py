@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import torch
 
@@ -38,6 +38,24 @@ def check_torchs(name: str, weight: object, size_average: object, reduce: object
     for argument, value in (("size_average", size_average), ("reduce", reduce)):
         if value is not None:
             raise ModuleArgumentError(name, argument, value, "None, and reduction= in its place")
+
+
+class StrayTargetError(ModuleInputError):
+    """A target is neither a class nor ignored.  strays: how many there are on all ranks: this one may have none."""
+
+    def __init__(self, module: str, target: torch.Tensor, classes: int, ignore_index: int, strays: int) -> None:
+        self.classes, self.ignore_index, self.strays = classes, ignore_index, strays
+        is_stray = ((target < 0) | (target >= classes)) & (target != ignore_index)
+        at = cast("list[list[int]]", is_stray.nonzero().tolist())[:1]  # pyright: ignore[reportUnknownMemberType]
+        where = f"on this rank first {int(target[tuple(at[0])])} at {at[0]}" if at else "on other ranks"
+        found = f"{strays} values that are no classes ({where})"
+        expected = f"0 to {classes - 1}, or ignore_index={ignore_index}"
+        super().__init__(module, "target", found, expected, "correct them, or pass ignore_index= as they have it")
+
+    def within(self, module: str, target: torch.Tensor) -> StrayTargetError:
+        """The error of ``module``, whose ``target``, the same on every rank, has that of this one as a part."""
+        strays = ((target < 0) | (target >= self.classes)) & (target != self.ignore_index)
+        return StrayTargetError(module, target, self.classes, self.ignore_index, int(strays.sum()) or self.strays)
 
 
 @checked(ModuleArgumentError, ("__init__",))
@@ -85,7 +103,7 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
     ) -> None:
         super().__init__()
         check_torchs("CrossEntropyLoss", weight, size_average, reduce)
-        self.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
+        self._check_reduction(reduction)
         self.check_argument("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "a share from 0 to 1")
         self.check_argument("z_loss", z_loss, 0 <= z_loss < math.inf, "0 or more")
         self.check_argument("temperature", temperature, 0 < temperature < math.inf, "a number above 0")
@@ -168,7 +186,8 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
         outputs, count = self.run((logits, target[..., None]), unsharded), self.result_count
         if len(outputs) == count + 1 and outputs[count].item():
             classes = self._classes(logits) if unsharded is None else unsharded[-1]
-            self._refuse(target, classes, int(outputs[count].item()))
+            strays = int(outputs[count].item())
+            raise StrayTargetError(type(self).__name__, target, classes, self.ignore_index, strays)
         return tuple(outputs[:count])
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
@@ -177,8 +196,12 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
     def loss_spec(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> LossSpec:
         """What the fusions of (logits, target [..., 1]) depend on.  Raises ModuleInputError."""
         logits, target = tensors
+        self._check_reduction(self.reduction)  # which may be assigned
         own = {"reduction": self.reduction, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
         return self.spec_of(partial(LossSpec, **own), logits, target, unsharded)
+
+    def _check_reduction(self, reduction: object) -> None:
+        self.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
 
     def _check_target(self, logits: torch.Tensor, target: torch.Tensor) -> None:
         if logits.ndim == 0:
@@ -186,16 +209,6 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
         if target.dtype != torch.int64:
             raise ModuleInputError(type(self).__name__, "target", f"dtype {target.dtype}", "torch.int64", "cast it")
         self.check_same("target", target, "the logits' rows", logits.shape[:-1])
-
-    def _refuse(self, target: torch.Tensor, classes: int, strays: int) -> NoReturn:
-        """Raise ModuleInputError.  ``strays``: how many there are on all ranks, of which this one may have none."""
-        is_stray = ((target < 0) | (target >= classes)) & (target != self.ignore_index)
-        at = cast("list[list[int]]", is_stray.nonzero().tolist())[:1]  # pyright: ignore[reportUnknownMemberType]
-        where = f"on this rank first {int(target[tuple(at[0])])} at {at[0]}" if at else "on other ranks"
-        found = f"{strays} values that are no classes ({where})"
-        expected = f"0 to {classes - 1}, or ignore_index={self.ignore_index}"
-        advice = "correct them, or pass ignore_index= as they have it"
-        raise ModuleInputError(type(self).__name__, "target", found, expected, advice)
 
     def _unsharded(self, logits: torch.Tensor, target: torch.Tensor) -> tuple[int, ...]:
         """The shape of the logits, as the DTensors among the two tell it."""

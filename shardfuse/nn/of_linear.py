@@ -148,9 +148,9 @@ class _OfLinear(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
                 made = _made(kept, bound, timer, given, [*saved])
-            # autograd has not seen the product, nor what the module has made of it
-            is_of_more = all(kept.needs_input_grad[4:6]) or any(k == 0 or k > count for k in bound.op.saved)
-            made = once(made, (*given, *saved), is_of_more=is_of_more)
+            # what is saved of the product, and the cast weight, are not of the graph
+            is_of_more = all(kept.needs_input_grad[4:6]) or _reads_product(bound, count)
+            made = once(made, (*given, *saved), kept if is_of_more else None)
         else:
             made = _made(kept, bound, timer, given, saved)
         return None, None, None, None, *made, *(None,) * (count + 1 - len(bound.op.order))
@@ -158,6 +158,11 @@ class _OfLinear(torch.autograd.Function):
 
 _apply: Callable[..., Sequence[Tensor]] = apply_of_c(_OfLinear)
 backward_as_it_is(_OfLinear)
+
+
+def _reads_product(bound: BoundOp, others: int) -> bool:
+    """Does the module's backward read the product, or what was made of it?  It has so many tensors beside."""
+    return any(k == 0 or k > others for k in bound.op.saved)
 
 
 def _made(

@@ -49,7 +49,9 @@ class TensorPlacement:
             return TensorPlacement((None,) * n, (False,) * n)
         entries = tuple(placements) if isinstance(placements, Sequence) else (placements,)
         if not all(hasattr(p, "is_shard") for p in entries):
-            raise PlacementError(argument, entries, "a placement", "pass torch's Shard, Replicate or Partial")
+            given = (placements,) if isinstance(placements, str) else entries
+            found = [repr(p) if isinstance(p, str) else p for p in given]  # the error quotes no words
+            raise PlacementError(argument, found, "a placement", "pass torch's Shard, Replicate or Partial")
         if mesh is None:
             raise PlacementError(argument, entries, "no mesh", "pass mesh= too, or leave the placement out")
         if len(entries) != mesh.ndim:

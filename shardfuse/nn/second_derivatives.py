@@ -29,18 +29,34 @@ class Once(torch.autograd.Function):
 
 
 def once(
-    made: Sequence[torch.Tensor | None], read: Sequence[torch.Tensor | None], *, is_of_more: bool
+    made: Sequence[torch.Tensor | None], read: Sequence[torch.Tensor | None], node: Any = None
 ) -> list[torch.Tensor | None]:
     """``made``, or None of what needs no gradient, by ``Once``, of what was ``read`` for it.
 
-    is_of_more: do they depend on a tensor that requires a gradient, though what was read of it, as a cast weight, may
-    say nothing of that?  They would pass as constants.
+    node: that ``made`` are gradients of, where they depend on tensors of autograd's graph of which that has saved what
+    says nothing of it, as a cast weight: they would pass as constants.
     """
     known, given = ([t for t in tensors if t is not None] for tensors in (made, read))
-    if is_of_more:
-        given.append(torch.empty(0, device="cpu", requires_grad=True))
+    if node is not None:
+        given += _leaves_behind(node)
     found = iter(cast("Any", Once).apply(len(known), *known, *given))
     return [None if t is None else next(found) for t in made]
+
+
+def _leaves_behind(node: Any) -> list[torch.Tensor]:
+    """The leaves of autograd's graph that a node leads to."""
+    found: list[torch.Tensor] = []
+    seen, waiting = {node}, [node]
+    while waiting:
+        for behind, _ in waiting.pop().next_functions:
+            if behind is None or behind in seen:
+                continue
+            seen.add(behind)
+            if behind.name() == "torch::autograd::AccumulateGrad":
+                found.append(behind.variable)
+            else:
+                waiting.append(behind)
+    return found
 
 
 def apply_of_c(function: type[torch.autograd.Function]) -> Any:

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 class _Described(Protocol):
     def describe(self) -> None: ...
+    def settings(self) -> dict[str, object]: ...
 
 
 class Setting(Generic[T]):
@@ -38,9 +39,20 @@ class Setting(Generic[T]):
         def __get__(self, module: object, owner: type) -> T: ...
 
     def __set__(self, module: object, value: T) -> None:
+        if "text" not in module.__dict__:  # the module is being made, which checks its arguments
+            module.__dict__[self._name] = value
+            return
+        described = cast("_Described", module)
+        _check(described, self._name, value)
         module.__dict__[self._name] = value
-        if "text" in module.__dict__:  # not while the module is being made
-            cast("_Described", module).describe()
+        described.describe()
+
+
+def _check(module: _Described, name: str, value: object) -> None:
+    """Raise, before anything is changed, what the class raises where it is made with such a value."""
+    settings, kind = module.settings(), getattr(module, "defined", None)
+    if kind is not None and name in settings:
+        kind.made_again({**settings, name: value})
 
 
 @lru_cache(maxsize=256)

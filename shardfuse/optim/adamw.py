@@ -30,17 +30,66 @@ _NARROW = (torch.bfloat16, torch.float16)
 def check_groups(groups: Sequence[dict[str, Any]]) -> None:
     """Raises OptimizerArgumentError for a hyper-parameter that is no number: schedulers and callers may have set it."""
     for k, group in enumerate(groups):
-        found: object = group["betas"]
-        betas = cast("Sequence[object]", found) if isinstance(found, list | tuple) else ()
-        if len(betas) != 2:
-            raise OptimizerArgumentError("AdamW.step", f"betas of param_groups[{k}]", group["betas"], "two numbers")
-        numbers: dict[str, object] = {key: group[key] for key in ("lr", "eps", "weight_decay")}
-        for name, value in (numbers | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
-            if type(value) is float or isinstance(value, Real):
-                continue
-            if not isinstance(value, torch.Tensor) or value.numel() != 1:
-                expected = "a number, or a tensor of one"
-                raise OptimizerArgumentError("AdamW.step", f"{name} of param_groups[{k}]", value, expected)
+        _numbers_of("AdamW.step", group, f" of param_groups[{k}]")
+
+
+def _numbers_of(call: str, group: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """The hyper-parameters, each number by its name.  Raises OptimizerArgumentError for what is none."""
+    found: object = group["betas"]
+    betas = cast("Sequence[object]", found) if isinstance(found, list | tuple) else ()
+    if len(betas) != 2:
+        raise OptimizerArgumentError(call, f"betas{where}", group["betas"], "two numbers")
+    numbers: dict[str, object] = {key: group[key] for key in ("lr", "eps", "weight_decay")}
+    numbers |= {"betas[0]": betas[0], "betas[1]": betas[1]}
+    for name, value in numbers.items():
+        if type(value) is float or isinstance(value, Real):
+            continue
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            raise OptimizerArgumentError(call, f"{name}{where}", value, "a number, or a tensor of one")
+    return numbers
+
+
+def _check_ranges(numbers: dict[str, Any]) -> None:
+    """Of the constructor's; torch does not check those that a param group has of its own."""
+    for name, value in numbers.items():
+        is_beta = name.startswith("betas")
+        if not value >= 0 or (is_beta and not value < 1):
+            expected = "a number from 0 up to, but not including, 1" if is_beta else "a number, 0 or more"
+            raise OptimizerArgumentError("AdamW", name, value, expected)
+
+
+def _groups_in(params: object) -> list[Any]:
+    """What the constructor is given, as a list.  Raises OptimizerArgumentError; for an empty list too."""
+    expected = "a list of tensors, or of param groups"
+    if isinstance(params, torch.Tensor):
+        raise OptimizerArgumentError("AdamW", "params", params, expected)
+    found = _listed(params, expected)
+    if not found:
+        raise OptimizerArgumentError("AdamW", "params", found, f"{expected}, with one or more")
+    return found
+
+
+def _parameters_in(given: object) -> list[Any]:
+    """What is listed, as a list: tensors, or pairs of a name and a tensor.  Raises OptimizerArgumentError."""
+    found: list[Any] = [given] if isinstance(given, torch.Tensor) else _listed(given, "a list of tensors")
+    for k, entry in enumerate(found):
+        pair = cast("tuple[object, ...]", entry) if isinstance(entry, tuple) else ("", entry)
+        tensor = pair[1] if len(pair) == 2 else pair
+        if not isinstance(tensor, torch.Tensor):
+            raise OptimizerArgumentError("AdamW", f"params[{k}]", tensor, "a torch.Tensor")
+        if not (tensor.is_leaf or tensor.retains_grad):
+            expected = "a leaf, as what an op has made gets no gradient: pass the parameter itself"
+            raise OptimizerArgumentError("AdamW", f"params[{k}]", tensor, expected)
+    return found
+
+
+def _listed(given: object, expected: str) -> list[Any]:
+    if isinstance(given, set):
+        given, expected = cast("object", given), f"{expected}, as the order in a set differs between runs"
+        raise OptimizerArgumentError("AdamW", "params", given, expected)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise OptimizerArgumentError("AdamW", "params", given, expected)
+    return list(cast("Iterable[Any]", given))
 
 
 class AdamW(torch.optim.AdamW):
@@ -56,9 +105,9 @@ class AdamW(torch.optim.AdamW):
     master_weights: a float32 copy of each 16-bit parameter is kept (state ``"master"``), which is what is updated.
 
     Parameters: float32, bfloat16, float16 or float64, contiguous or not, plain or DTensors, on meshes that may differ,
-    all on one device; those without a gradient stay as they are.  A param group's ``"mesh"`` and ``"placements"`` say
-    how its plain tensors are sharded, which the norm has to know.  Moments are float32, of float64 parameters float64,
-    and on the parameter's device; so is ``"step"``.
+    all on one device; those without a gradient stay as they are, and may be of any type.  A param group's ``"mesh"``
+    and ``"placements"`` say how its plain tensors are sharded, which the norm has to know.  Moments are float32, of
+    float64 parameters float64, and on the parameter's device; so is ``"step"``.
 
     On a GPU a step is two kernels, three with max_norm, and then one all-reduce of 8 bytes where something is sharded:
     replicas are counted once.  Elsewhere torch's foreach ops do the same.  A DTensor's gradient that is sharded
@@ -112,7 +161,10 @@ class AdamW(torch.optim.AdamW):
         self.error_if_nonfinite = error_if_nonfinite
         self.master_weights = master_weights
         self.grad_norm: torch.Tensor | None = None
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        _check_ranges(_numbers_of("AdamW", numbers))
+        groups = _groups_in(params)
+        super().__init__(groups, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
         self._fused = fused
         self._as_fused()
 
@@ -135,6 +187,9 @@ class AdamW(torch.optim.AdamW):
             raise OptimizerArgumentError(
                 "AdamW", "decoupled_weight_decay", False, "True: torch.optim.Adam has the other"
             )
+        if "params" not in param_group:
+            raise OptimizerArgumentError("AdamW", "a param group", param_group, 'a dict with "params"')
+        param_group["params"] = _parameters_in(param_group["params"])
         param_group["mesh"], param_group["placements"] = as_mesh(
             "AdamW", param_group.get("mesh"), param_group.get("placements")
         )

@@ -73,20 +73,21 @@ def clip_grad_norm_(
     OptimizerArgumentError; NonFiniteNormError, before anything is scaled.
     """
     call = "clip_grad_norm_"
-    listed = _listed(call, "parameters", parameters)
-    on_mesh = as_mesh(call, mesh, placements)
+    listed: list[torch.Tensor] = []
 
     def places() -> list[int]:
         return [k for p, k in zip(listed, places_on_meshes(listed), strict=True) if p.grad is not None]
 
     try:
+        listed = _listed(call, "parameters", parameters)
+        on_mesh = as_mesh(call, mesh, placements)
         bound = checked_bound(call, max_norm)
         check_tensors(call, "parameters", listed)
         gradients = [p.grad for p in listed if p.grad is not None]
         found = _Gradients(call, gradients, places, norm_type, bound, *on_mesh)
         own = found.own_total()
     except Exception:
-        note_failure_beside([getattr(p, "grad", None) for p in listed], *on_mesh)
+        note_failure_beside([getattr(p, "grad", None) for p in listed], mesh, placements)
         raise
     total = added_up(own, found.exponent, found.team)
     if error_if_nonfinite:
@@ -122,14 +123,15 @@ def get_total_norm(
     memory, or be listed twice, which counts twice.
     """
     call = "get_total_norm"
-    listed = _listed(call, "tensors", tensors)
-    whose, on_mesh = partial(places_on_meshes, listed), as_mesh(call, mesh, placements)
+    listed: list[torch.Tensor] = []
     try:
+        listed = _listed(call, "tensors", tensors)
+        whose, on_mesh = partial(places_on_meshes, listed), as_mesh(call, mesh, placements)
         check_tensors(call, "tensors", listed)
         found = _Gradients(call, listed, whose, norm_type, math.inf, *on_mesh, only_read=True)
         own = found.own_total()
     except Exception:
-        note_failure_beside(listed, *on_mesh)
+        note_failure_beside(listed, mesh, placements)
         raise
     total = added_up(own, found.exponent, found.team)
     if error_if_nonfinite:

@@ -100,33 +100,37 @@ def _call_of(
     return Call.of(f"shardfuse.optim: gradient {place} of the mesh, {list(shape)} {dtype}, from {moved}")
 
 
-def note_failure_beside(
-    tensors: Sequence[object], mesh: DeviceMesh | None, placements: Sequence[Placement] | None
-) -> None:
+def note_failure_beside(tensors: Sequence[object], mesh: object, placements: object) -> None:
     """Note that this rank has failed where the others add up the norm of such tensors, and wait for it.
 
     Its record of calls then differs from theirs, wherever it goes on, and the watchdog ends all by that.  Where all
-    have failed alike, all have noted it.
+    have failed alike, all have noted it.  mesh, placements: as the caller has said them, right or wrong: placements
+    that do not fit the mesh are taken for such as cut it, and of what is no mesh nobody knows who waits.
     """
-    spread: list[tuple[DeviceMesh, Sequence[Placement]]] = [
+    spread: list[tuple[DeviceMesh, Sequence[Placement] | None]] = [
         (DeviceMesh.from_torch(cast("Any", t).device_mesh), cast("Any", t).placements)
         for t in tensors
         if has_dtensor((cast("torch.Tensor", t),))
     ]
-    if mesh is not None and placements is not None and len(spread) < len(tensors):
-        spread.append((mesh, placements))
+    said = _mesh_in(mesh)
+    if said is not None and (len(spread) < len(tensors) or not tensors):
+        listed = _placements_in(placements)
+        spread.append((said, listed if listed is not None and len(listed) == said.ndim else None))
     ranks = tuple(sorted({rank for own, _ in spread for rank in own.ranks}))
-    summed = [own.ranks for own, placed in spread if any(p.is_partial() for p in placed)]
-    is_added = any(
-        len(own.ranks) < len(ranks)
-        or any(n > 1 and not p.is_replicate() and not p.is_partial() for n, p in zip(own.shape, placed, strict=True))
-        for own, placed in spread
-    )
+    summed = [own.ranks for own, placed in spread if placed is not None and any(p.is_partial() for p in placed)]
+    is_added = any(len(own.ranks) < len(ranks) or _cuts(own, placed) for own, placed in spread)
     teams: list[tuple[int, ...]] = [*summed[:1], *([ranks] if is_added else [])]
     for team in sorted({*teams}):
         ledger = ledger_of(team)
         if ledger is not None:
             ledger.note(FAILED_RUN)
+
+
+def _cuts(mesh: DeviceMesh, placements: Sequence[Placement] | None) -> bool:
+    if placements is None:
+        return mesh.size > 1
+    pairs = zip(mesh.shape, placements, strict=True)
+    return any(n > 1 and not p.is_replicate() and not p.is_partial() for n, p in pairs)
 
 
 def spread_of(
@@ -194,14 +198,26 @@ def as_mesh(call: str, mesh: object, placements: object) -> tuple[DeviceMesh | N
     """What a caller says of plain tensors.  Raises OptimizerArgumentError."""
     if mesh is None and placements is None:
         return None, None
-    if not isinstance(mesh, DeviceMesh):
-        if not hasattr(mesh, "get_coordinate"):
-            raise OptimizerArgumentError(call, "mesh", mesh, "a DeviceMesh, shardfuse's or torch's, with placements")
-        mesh = DeviceMesh.from_torch(cast("TorchDeviceMesh", mesh))
-    given = [placements] if hasattr(placements, "is_shard") else placements
-    if not isinstance(given, (list, tuple)) or not all(hasattr(p, "is_shard") for p in cast("Sequence[object]", given)):
+    said, listed = _mesh_in(mesh), _placements_in(placements)
+    if said is None:
+        raise OptimizerArgumentError(call, "mesh", mesh, "a DeviceMesh, shardfuse's or torch's, with placements")
+    if listed is None:
         raise OptimizerArgumentError(call, "placements", placements, "Shard or Replicate for each mesh dimension")
-    found = tuple(cast("Sequence[Placement]", given))
-    if len(found) != mesh.ndim:
-        raise OptimizerArgumentError(call, "placements", found, f"{mesh.ndim} of them, one for each mesh dimension")
-    return mesh, found
+    if len(listed) != said.ndim:
+        raise OptimizerArgumentError(call, "placements", listed, f"{said.ndim} of them, one for each mesh dimension")
+    return said, listed
+
+
+def _mesh_in(said: object) -> DeviceMesh | None:
+    """A mesh of shardfuse's or torch's; ``None`` for what is none."""
+    if isinstance(said, DeviceMesh):
+        return said
+    return DeviceMesh.from_torch(cast("TorchDeviceMesh", said)) if hasattr(said, "get_coordinate") else None
+
+
+def _placements_in(said: object) -> tuple[Placement, ...] | None:
+    """One placement, or several; ``None`` for what is none."""
+    given = [said] if hasattr(said, "is_shard") else said
+    if not isinstance(given, (list, tuple)) or not all(hasattr(p, "is_shard") for p in cast("Sequence[object]", given)):
+        return None
+    return tuple(cast("Sequence[Placement]", given))

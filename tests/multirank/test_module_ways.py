@@ -19,11 +19,21 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.roundings import assert_near, spacing
 from shardfuse import DeviceMesh, nn
 from shardfuse.errors import PlacementError
-from shardfuse.nn import AddLayerNorm, AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
+from shardfuse.nn import (
+    AddLayerNorm,
+    AddRMSNorm,
+    CrossEntropyLoss,
+    DropoutAddNorm,
+    FusionTimer,
+    RMSNorm,
+    SwiGLU,
+    redistribute,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
@@ -312,6 +322,22 @@ def test_parallelize_module_refuses_a_plain_module(pg) -> None:
     parallelize_module(model, init_device_mesh(pg.device.type, (pg.size,)), {"norm": SequenceParallel(sequence_dim=0)})
     with pytest.raises(PlacementError, match="make the module with mesh=DeviceMesh"):
         model.norm(x.chunk(pg.size)[pg.rank])
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_around_a_compiled_module_replays_its_draw(pg, use_reentrant: bool) -> None:
+    """One within the compiled function, around an op that takes a list of tensors and draws, is refused by torch."""
+    where = {"mesh": DeviceMesh(list(range(pg.size))), "device": pg.device}
+    module = DropoutAddNorm(HIDDEN, 0.5, input=Shard(0), residual=Shard(0), **where)
+    torch.compiler.reset()
+    compiled = torch.compile(module, backend="aot_eager")
+    x, residual = (normal(pg, ROWS, HIDDEN, seed=seed).requires_grad_() for seed in (2, 4))
+    _, added = checkpoint(compiled, x, residual, use_reentrant=use_reentrant)
+    added.sum().backward()
+    kept = added.detach() != residual.detach()
+    assert 0 < kept.sum() < kept.numel()
+    assert x.grad is not None
+    assert torch.equal(x.grad, 2.0 * kept)
 
 
 def test_the_table_has_all() -> None:
