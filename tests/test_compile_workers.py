@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -126,6 +127,14 @@ def test_workers_that_do_nothing_are_waited_for_once(monkeypatch: pytest.MonkeyP
     for asked in others:
         compile_workers.wait_for(asked, tmp_path)
     assert len(waited) == 1
+
+
+def test_a_forked_process_waits_for_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compile_workers.begin(ASKED, tmp_path, kernel.compile_apart, Workers().submit)
+    monkeypatch.setattr(compile_workers, "wait", lambda futures, timeout: never())
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    compile_workers.wait_for(ASKED, tmp_path)
 
 
 def test_a_kernel_waits_before_it_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ then, which says what is wrong.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -25,12 +26,13 @@ BEGUN = 512
 PATIENCE = 60.0
 """Seconds that a program waits for a worker.  Workers that took longer are waited for no more."""
 
-_begun: LRUCache[tuple[Asked, Path], Future[Any]] = LRUCache(BEGUN)
+_begun: LRUCache[tuple[int, Asked, Path], Future[Any]] = LRUCache(BEGUN)
+"""With the process that has asked for it: a forked one hears of no worker."""
 
 
 def begin(asked: Asked, directory: Path, compile_apart: Callable[[Asked, Path], None], submit: Submit) -> None:
     """Have a worker compile the kernel, unless it is there, or one does so already."""
-    key = asked, directory
+    key = os.getpid(), asked, directory
     if _begun.get(key) is None and not is_kept(asked, directory):
         _begun.put(key, submit(partial(compile_apart, asked, directory)))
 
@@ -38,7 +40,7 @@ def begin(asked: Asked, directory: Path, compile_apart: Callable[[Asked, Path], 
 def wait_for(asked: Asked, directory: Path) -> None:
     """Until the worker that was asked to compile the kernel has ended."""
     global _begun
-    future = _begun.get((asked, directory))
+    future = _begun.get((os.getpid(), asked, directory))
     if future is not None and not wait([future], PATIENCE).done:
         _begun = LRUCache(BEGUN)
 
