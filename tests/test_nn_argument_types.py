@@ -69,12 +69,8 @@ OPTIONS: dict[str, Callable[[], object]] = {
     "GatedMLP(gate_proj=None): expected a Module": lambda: gated_mlp(gate_proj=None),
     "GatedMLP(up_proj=1): ": lambda: gated_mlp(up_proj=1),
     "GatedMLP(down_proj=": lambda: gated_mlp(down_proj=torch.nn.functional.relu),
-    "CrossEntropyLoss(reduction='avg'): expected \"mean\", ": lambda: assigned(nn.CrossEntropyLoss(), reduction="avg")(
-        X, TARGET
-    ),
-    "GroupNorm(activation='relu'): expected None or \"silu\"": lambda: assigned(nn.GroupNorm(2, 6), activation="relu")(
-        X
-    ),
+    "CrossEntropyLoss(reduction='avg'): expected \"mean\", ": lambda: assigned(nn.CrossEntropyLoss(), reduction="avg"),
+    "GroupNorm(activation='relu'): expected \"silu\" or None": lambda: assigned(nn.GroupNorm(2, 6), activation="relu"),
 }
 
 

@@ -64,7 +64,7 @@ class GroupNorm(ChannelNorm):
         are_whole = num_channels >= 1 and num_channels % num_groups == 0
         self.check_argument("num_channels", num_channels, are_whole, f"a multiple of {num_groups} groups")
         self.check_argument("eps", eps, eps >= 0, "0 or more")
-        self._check_activation(activation)
+        self.check_argument("activation", activation, activation in (None, "silu"), 'None or "silu"')
         if any(d is not None and d < 0 for d in placement.shards):
             raise PlacementError("input", (input,), "[batch, channels, ...]", "count the sharded dim from the front")
         if num_groups % placement.parts(mesh, 1):
@@ -96,9 +96,6 @@ class GroupNorm(ChannelNorm):
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         return self.run_images((x, *self.vectors_here()), unsharded)[0]
 
-    def _check_activation(self, activation: object) -> None:
-        self.check_argument("activation", activation, activation in (None, "silu"), 'None or "silu"')
-
     def _check(self, x: torch.Tensor, channel_dim: int) -> None:
         if x.ndim < 2:
             raise ModuleInputError("GroupNorm", "x", f"{x.ndim} dims", "2 or more", "pass [batch, channels, ...]")
@@ -106,7 +103,6 @@ class GroupNorm(ChannelNorm):
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         x, *vectors = tensors
-        self._check_activation(self.activation)  # which may be assigned
         channel_dim = x.ndim - 1 if self.is_last else 1
         self._check(x, channel_dim)
         spec = GroupNormSpec(

@@ -103,7 +103,7 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
     ) -> None:
         super().__init__()
         check_torchs("CrossEntropyLoss", weight, size_average, reduce)
-        self._check_reduction(reduction)
+        self.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
         self.check_argument("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "a share from 0 to 1")
         self.check_argument("z_loss", z_loss, 0 <= z_loss < math.inf, "0 or more")
         self.check_argument("temperature", temperature, 0 < temperature < math.inf, "a number above 0")
@@ -196,12 +196,8 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
     def loss_spec(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> LossSpec:
         """What the fusions of (logits, target [..., 1]) depend on.  Raises ModuleInputError."""
         logits, target = tensors
-        self._check_reduction(self.reduction)  # which may be assigned
         own = {"reduction": self.reduction, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
         return self.spec_of(partial(LossSpec, **own), logits, target, unsharded)
-
-    def _check_reduction(self, reduction: object) -> None:
-        self.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
 
     def _check_target(self, logits: torch.Tensor, target: torch.Tensor) -> None:
         if logits.ndim == 0:
