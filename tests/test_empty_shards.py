@@ -127,3 +127,39 @@ def test_one_element_expanded_to_two_lengths_joins_none() -> None:
         check(fd, [one, a, b], reference=lambda t, x, y: [x + t, y + t])
 
     run_ranks(2, run)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 3), (3, 2), (4, 2)])
+def test_parts_that_two_mesh_dimensions_share(rows: int, columns: int) -> None:
+    """A split of the parts of an uneven split leaves each part where it is, in inputs and in outputs.
+
+    7 rows in 6 parts are 2, 2, 2, 1, 0 and 0, also where 2 x 3 ranks hold them.
+    """
+    parts = rows * columns
+
+    def run(rank: int, size: int) -> None:
+        for extent in (4, 5, 7, 9, 11, 12, 13):
+            full = torch.arange(float(2 * extent)).reshape(extent, 2)
+            for declared in (extent, -1):
+                with FusionDefinition() as fd:
+                    x = fd.define_tensor([declared, 2])
+                    y = fd.ops.neg(x)
+                    z = fd.ops.neg(fd.ops.cumsum(y, 0))
+                    for out in (y, z):
+                        fd.add_output(out)
+                for t, is_cut in ((x, extent % 2 == 0), (y, True), (z, extent % 2 == 1)):
+                    t.set_device_mesh(DeviceMesh(torch.arange(parts).reshape(rows, columns)))
+                    if is_cut:
+                        t.outer_split(0, parts, uneven=True).outer_split(0, rows)
+                        t.axis(0).parallelize(Y)
+                        t.axis(1).parallelize(X)
+                length = -(-extent // parts)
+                own = slice(rank * length, (rank + 1) * length)
+                if -(-extent // length) <= columns:
+                    continue  # the second row of ranks has nothing: refused
+                given = full[own] if extent % 2 == 0 else full
+                found = fd.execute([given], sizes={x: full.shape})
+                assert torch.equal(found[0], -full[own])
+                assert torch.equal(found[1], full.cumsum(0)[own] if extent % 2 else full.cumsum(0))
+
+    run_ranks(parts, run)

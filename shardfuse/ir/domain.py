@@ -102,7 +102,8 @@ class TensorDomain:
             if isinstance(transform, Merge):
                 axes[transform.out] = joined(axes[i] for i in transform.axes)
             else:
-                cut = _cut(axes[transform.axis], transform, singles.get(transform.out[0], 0))
+                parts = self._parts(transform.axis, extent(axes[transform.axis]))
+                cut = _cut(axes[transform.axis], transform, singles.get(transform.out[0], 0), parts)
                 axes.update(zip(transform.out, cut, strict=True))
         return axes
 
@@ -123,12 +124,21 @@ class TensorDomain:
         splits = [t for t in self.transforms if isinstance(t, Split) and not t.is_reduction]
         for t in splits:
             if t.axis in extents:  # else a part of a flattened axis
-                extents.update(zip(t.out, _extents(extents[t.axis], t), strict=True))
+                parts = self._parts(t.axis, extents[t.axis])
+                extents.update(zip(t.out, _extents(extents[t.axis], t, parts), strict=True))
         made = [t for t in splits if t.axis in extents]
         counts = {t.out[0]: 1 for t in made if t.out[0] in shared_out and [extents[i] for i in t.out] == [1, 1]}
         for t in reversed(made):
             counts[t.axis] = sum(counts.get(i, 0) for i in t.out)
         return counts
+
+    def _parts(self, axis: IterDomain, present: int) -> int:
+        """How many indices ``axis`` was cut into: of 7 rows in 6 parts of 2, the last 2 of 6 have none.
+
+        A split of such an axis is one of all its parts, so that part k is where the first split has put it.
+        """
+        is_outer = any(isinstance(t, Split) and t.out[0] is axis for t in self.transforms)
+        return max(present, axis.extent) if is_outer and present else present
 
     def _shared_out(self) -> tuple[IterDomain, ...]:
         """The outer parts, allowed to be short, that are on a mesh dimension of several ranks."""
@@ -140,23 +150,25 @@ class TensorDomain:
         return tuple(axis for p, axis in on if axis in cut and p in mesh.parallel_types and mesh.extent(p) > 1)
 
 
-def _extents(total: int, transform: Split) -> tuple[int, int]:
-    """Of the outer and the inner part."""
+def _extents(total: int, transform: Split, parts: int) -> tuple[int, int]:
+    """Of the outer and the inner part.  ``total``: of ``parts`` indices, how many there are."""
     if total == 0:
         return 1, 0
-    inner = min(transform.factor if transform.inner else -(-total // transform.factor), total)
+    inner = min(transform.factor if transform.inner else -(-parts // transform.factor), total)
     return -(-total // inner), inner
 
 
-def _cut(axis: Axis, transform: Split, singles: int) -> tuple[Axis, Axis]:
-    """``singles``: how many single elements go to the outer part."""
+def _cut(axis: Axis, transform: Split, singles: int, parts: int) -> tuple[Axis, Axis]:
+    """``singles``: how many single elements go to the outer part.  ``parts``: as of ``_extents``."""
     total = extent(axis)
     if total == 0:
         return (), axis
-    if not (transform.inner or transform.uneven) and total % transform.factor:
-        raise CutError(f"{transform.factor} does not divide {total}")
+    if not (transform.inner or transform.uneven) and parts % transform.factor:
+        raise CutError(f"{transform.factor} does not divide {parts}")
     plain, own = parted(axis)
-    outer, inner = split(plain, _extents(total, transform)[1], uneven=transform.uneven)
+    # parts that have nothing are the last ones: an even cut of all parts is an uneven one of the others
+    is_short = transform.uneven or (parts > total and parts % transform.factor == 0)
+    outer, inner = split(plain, _extents(total, transform, parts)[1], uneven=is_short)
     return (*outer, *own[:singles]), (*inner, *own[singles:])
 
 
