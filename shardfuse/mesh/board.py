@@ -10,12 +10,13 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 from shardfuse.mesh.calls import Told
 from shardfuse.mesh.collective_waits import ReportedWait
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
 
+T = TypeVar("T")
 State = Literal["working", "leaving", "left", "failed"]
 
 INTERVAL = 0.5
@@ -69,6 +70,7 @@ class Board:
         self.error: Exception | None = None
         self.rounds = 0
         self._store = store
+        self._answers = 0
         self._rank = rank
         self._others = [other for other in range(world_size) if other != rank]
         self._compose = compose
@@ -104,10 +106,13 @@ class Board:
             self._unread[key] = 0
             return self._found.get(key)
 
-    def unfinished(self) -> int | None:
-        """The number of the round that the store has not answered yet, if there is one."""
+    def unanswered(self) -> int | None:
+        """The number of the question that the store has not answered yet, within a round; None between two rounds.
+
+        A round has several: on a machine that others keep busy each is answered, and all of them take seconds.
+        """
         with self._changed:
-            return self._begun if self._begun != self.rounds else None
+            return self._answers if self._begun != self.rounds else None
 
     def exchange(self, timeout: float) -> bool:
         """Have a round begin now; True where it ends within so many seconds."""
@@ -151,26 +156,31 @@ class Board:
     def _round(self, posts: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
         """One exchange with the store, which may take for ever."""
         for key, text in posts.items():
-            self._store.set(key, text)
-        self._store.set(_record_key(self._rank), self._compose().to_json())
+            self._answered(self._store.set(key, text))
+        self._answered(self._store.set(_record_key(self._rank), self._compose().to_json()))
         records = self._read_present({rank: _record_key(rank) for rank in self._others})
         failures = self._read_present({rank: _failure_key(rank) for rank in self._others})
         self.records = {rank: Record.from_json(text) for rank, text in records.items()}
         self.failures = failures
-        return {key: self._store.get(key).decode() for key in asked if self._store.check([key])}
+        there = [key for key in asked if self._answered(self._store.check([key]))]
+        return {key: self._answered(self._store.get(key)).decode() for key in there}
 
     def _read_present(self, keys: Mapping[int, str]) -> dict[int, str]:
         """What there is: a key that was never set would be waited for."""
         missing = [key for key in keys.values() if key not in self._seen]
-        if missing and self._store.check(missing):
+        if missing and self._answered(self._store.check(missing)):
             self._seen.update(missing)
         else:
-            self._seen.update(key for key in missing if self._store.check([key]))
+            self._seen.update(key for key in missing if self._answered(self._store.check([key])))
         there = {rank: key for rank, key in keys.items() if key in self._seen}
         if not there:
             return {}
-        values = self._store.multi_get(list(there.values()))
+        values = self._answered(self._store.multi_get(list(there.values())))
         return {rank: value.decode() for rank, value in zip(there, values, strict=True)}
+
+    def _answered(self, answer: T) -> T:
+        self._answers += 1
+        return answer
 
 
 def _record_key(rank: int) -> str:

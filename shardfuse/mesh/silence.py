@@ -14,18 +14,20 @@ class Silence:
         self.of: dict[int, float] = {}
         self.of_store = 0.0
         self._beats: dict[int, int] = {}
-        self._round: int | None = None
+        self._unanswered: int | None = None
+        self._rounds = 0
         self._heard = time.monotonic()
 
     def listen(self, board: Board) -> None:
         """To be called at every interval: what lies between two calls beyond that, this process did not live."""
         now = time.monotonic()
         lived, self._heard = min(now - self._heard, 2 * INTERVAL), now
-        unfinished = board.unfinished()
-        if unfinished is not None and unfinished == self._round:
-            self.of_store += lived
-            return  # nothing was read: nothing is known of the others
-        self._round, self.of_store = unfinished, 0.0
+        unanswered = board.unanswered()
+        self.of_store = self.of_store + lived if unanswered is not None and unanswered == self._unanswered else 0.0
+        self._unanswered = unanswered
+        if unanswered is not None and board.rounds == self._rounds:
+            return  # no round has ended: nothing is known of the others
+        self._rounds = board.rounds
         for rank, record in board.records.items():
             moved = record.beat != self._beats.get(rank)
             self._beats[rank] = record.beat
