@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch.distributed as dist
 
 from shardfuse.mesh import board
-from shardfuse.mesh.rendezvous import ProcessIdentity, _started, _this_host
+from shardfuse.mesh.board import Board, Record
+from shardfuse.mesh.rendezvous import ProcessIdentity, Store, _started, _this_host
+from shardfuse.mesh.silence import Silence
 from shardfuse.mesh.watchdog import Watchdog
 
 
@@ -38,3 +44,48 @@ def test_a_host_that_is_killed_right_after_the_start_is_named(monkeypatch: pytes
         process.communicate()
         for guard in guards:
             guard.close(is_host=False)
+
+
+class Slow:
+    """A store that answers each question when it is let."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Semaphore(0)
+        self._store = dist.HashStore()
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        ask = getattr(self._store, name)
+
+        def asked(*of: object) -> object:
+            self.answers.acquire()
+            return ask(*of)
+
+        return asked
+
+
+def test_a_store_is_silent_that_answers_no_question_however_long_a_round_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that others keep busy take seconds for a round, of which each question is answered."""
+    now = [0.0]
+    monkeypatch.setattr("shardfuse.mesh.silence.time.monotonic", lambda: now[0])
+    store, silence = Slow(), Silence()
+    here = ProcessIdentity.of_this_process()
+    asking = Board(cast("Store", store), 0, 2, lambda: Record(here), lambda: True)
+    asking.start()
+
+    def listened() -> float:
+        now[0] += 2 * board.INTERVAL
+        silence.listen(asking)
+        return silence.of_store
+
+    try:
+        asking.exchange(0.0)
+        for question in range(3):
+            while asking.unanswered() != question:
+                time.sleep(0.001)
+            assert listened() == 0.0, "the one before was answered"
+            assert [listened() for _ in range(3)] == [2 * board.INTERVAL * k for k in (1, 2, 3)]
+            store.answers.release()
+        assert asking.rounds == 0
+    finally:
+        store.answers.release(1000)
+        asking.close()
