@@ -46,6 +46,27 @@ def test_a_host_that_is_killed_right_after_the_start_is_named(monkeypatch: pytes
             guard.close(is_host=False)
 
 
+def test_a_rank_that_gives_up_a_world_with_an_error_of_its_own_has_not_ended_without_a_word() -> None:
+    """Rank 1 has read that the world sizes differ; rank 0 is slow, and finds its process gone before it has read it."""
+    store = dist.HashStore()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    guards = [Watchdog(store, rank, 2, 0, 30.0) for rank in (0, 1)]
+    try:
+        guards[1]._identity = ProcessIdentity(_this_host(), process.pid, _started(process.pid) or 0)
+        for guard in (guards[1], guards[0]):
+            guard._board.start()
+            guard._board.exchange(5.0)
+        assert guards[0]._board.records[1].state == "working"
+        guards[1].abandon(None)
+        process.kill()
+        process.wait()
+        assert guards[0]._look() is None
+    finally:
+        process.kill()
+        process.communicate()
+        guards[0].close(is_host=False)
+
+
 class Slow:
     """A store that answers each question when it is let."""
 

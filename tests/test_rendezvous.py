@@ -11,16 +11,18 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from test_process import environment
 
+from shardfuse.config import LaunchConfig
 from shardfuse.errors import ShardfuseError
-from shardfuse.mesh import meeting
+from shardfuse.mesh import meeting, rendezvous
 from shardfuse.mesh.process import finalize, initialize
 from shardfuse.mesh.rendezvous import JobStore
-from shardfuse.start_errors import InitializeArgumentError, RankTakenError, ReinitializedError
+from shardfuse.start_errors import InitializeArgumentError, PortInUseError, RankTakenError, ReinitializedError
 
 PROGRAM = "import shardfuse; print(shardfuse.initialize().world_size)"
 
@@ -118,6 +120,20 @@ def test_world_sizes_that_differ(sizes: tuple[int, int], outcomes: Cases) -> Non
     assert second.line == (
         f"shardfuse: rank 1: rank 1 was started with a world of {sizes[1]} ranks and rank 0 with {sizes[0]}, {rest}"
     )
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_store_at_a_number_does_not_look_up_who_connects(name: str) -> None:
+    """Over IPv6 its server asks a name server for the name of `::ffff:127.0.0.1` before it answers anybody."""
+    store = rendezvous._serve(LaunchConfig(0, 2, 0, 2), name, 0, 30.0)
+    client = rendezvous._join(LaunchConfig(1, 2, 1, 2), name, store.port, 30.0)
+    client.set("key", "value")
+    assert store.get("key") == b"value"
+    over_ipv6 = [row.split()[1:4:2] for row in Path("/proc/net/tcp6").read_text().splitlines()]  # address, state
+    if name == "127.0.0.1":
+        assert not [address for address, state in over_ipv6 if state == "0A" and address.endswith(f":{store.port:04X}")]
+    with pytest.raises(PortInUseError, match=f"^MASTER_PORT={store.port} is in use"):
+        rendezvous._serve(LaunchConfig(0, 2, 0, 2), name, store.port, 30.0)
 
 
 def test_two_processes_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -123,12 +124,41 @@ def open_job_store(launch: LaunchConfig, timeout: float) -> JobStore:
 
 def _serve(launch: LaunchConfig, addr: str, port: int, timeout: float) -> TCPStore:
     """Raises PortInUseError, and RendezvousError for an address that is not this machine's, say."""
+    listening = _listen_over_ipv4(addr, port)
+    if listening is not None:
+        port = listening.getsockname()[1]
+    handle = None if listening is None else listening.detach()  # the store closes it
+    limit = timedelta(seconds=timeout)
     try:
-        return TCPStore(addr, port, None, True, timedelta(seconds=timeout), wait_for_workers=False)
+        return TCPStore(addr, port, None, True, limit, wait_for_workers=False, master_listen_fd=handle)
     except dist.DistError as error:
         if "EADDRINUSE" in str(error):
             raise PortInUseError(addr, port) from error
         raise RendezvousError(launch.rank, launch.world_size, f"{addr}:{port}", timeout) from error
+
+
+def _listen_over_ipv4(addr: str, port: int) -> socket.socket | None:
+    """A socket that listens at the port, where ``addr`` is a number of IPv4; None for the store to open its own.
+
+    The store's listens over IPv6 too, and then calls who connects `::ffff:a.b.c.d`. It looks up the name of each before
+    it answers anybody's question, and that number stands in no /etc/hosts: one lost packet of a name server's would
+    silence the store for 5 s, 127.0.0.1 being of this machine or not.  Raises PortInUseError.
+    """
+    try:
+        socket.inet_pton(socket.AF_INET, addr)
+    except OSError:
+        return None
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(("", port))
+        listening.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(addr, port) from error
+        return None  # the store says what is wrong
+    return listening
 
 
 def _join(launch: LaunchConfig, addr: str, port: int, timeout: float) -> TCPStore:

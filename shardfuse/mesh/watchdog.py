@@ -171,11 +171,12 @@ class Watchdog:
         self._board.close()
 
     def abandon(self, reason: str | None) -> None:
-        """End the watch of a world that did not come about; ``reason``: reported to those who wait for it."""
+        """End the watch of a world that did not come about; ``reason``: for those who wait; None if they know it."""
         self._stop.set()
         self._sigterm.stop()
         self._abort.stop()
-        if reason is not None and self._tell(Fault(self._rank, f"failed: {reason}")):
+        told = self._tell(None if reason is None else Fault(self._rank, f"failed: {reason}"))
+        if told and reason is not None:
             self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         self._board.close()
 
@@ -206,9 +207,10 @@ class Watchdog:
         finally:
             leave()
 
-    def _tell(self, fault: Fault) -> bool:
-        self._state = "failed"
-        self._board.tell_failure(fault.rank, fault.reason)
+    def _tell(self, fault: Fault | None) -> bool:
+        self._state = "failed"  # also without a fault: who has its own error has not ended without a word
+        if fault is not None:
+            self._board.tell_failure(fault.rank, fault.reason)
         return self._board.exchange(_ANSWER)
 
     def _wait(self, states: Sequence[State], timeout: float, *, or_lost: bool = False) -> bool:
