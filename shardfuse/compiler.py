@@ -77,10 +77,12 @@ def compile_fusion(
     check_replaced_shapes(bound)
     check_promises(bound)
     bound.ranks_per_node, bound.is_settled, bound.has_cheap_sums = ranks_per_node, True, has_cheap_sums
-    trace = [("bind", fusion_text(bound))]
+    trace, before = [("bind", fusion_text(bound))], _state(bound)
     for run in PASSES:
         run(bound)
-        trace.append((run.__name__, fusion_text(bound)))
+        now = _state(bound)
+        trace.append((run.__name__, trace[-1][1] if now == before else fusion_text(bound)))
+        before = now
     verify(bound, PASSES[-1].__name__)
     found = segment_fusion(bound, device)
     order, beside = overlap([(s.segment, s.scheduler) for s in found], device)
@@ -134,6 +136,11 @@ def _plan(
                 if renamed is not None:
                     return replace(planned, kernels=s.kernels, like=k, renamed=renamed)
     return replace(planned, kernels=kernels_of(scheduler, segment, device))
+
+
+def _state(fusion: BoundFusion) -> tuple[list[object], ...]:
+    """What its text is made of: most passes change nothing of most fusions, and to print takes longer than they do."""
+    return [*fusion.inputs], [*fusion.exprs], [*fusion.outputs], [t.domain for t in fusion.tensors()]
 
 
 def _text(planned: PlannedSegment) -> str:

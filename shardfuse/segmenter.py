@@ -60,6 +60,11 @@ def choose_scheduler(segment: Segment, device: Device) -> tuple[str | None, tupl
     return None, tuple(refusals)
 
 
+def lone_scheduler(segment: Segment, device: Device) -> str | None:
+    """The scheduler of ``segment`` if it is one whose segments are joined with no other: these are asked first."""
+    return next((name for name, why_not in SCHEDULERS if name in ALONE and why_not(segment, device) is None), None)
+
+
 def _ranks(tensor: BoundTensor) -> tuple[int, ...] | None:
     """Those that hold ``tensor``; ``None`` for all."""
     mesh = tensor.domain.mesh
@@ -142,7 +147,10 @@ class _Segmenter:
         self.group_of: dict[Expr, int] = {}
         self.groups: dict[int, list[Expr]] = {}
         self.depends: dict[int, dict[int, None]] = {}
-        self.chosen: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
+        self.lone: dict[int, str] = {}
+        """Of groups that are joined with no other, their schedulers."""
+        self.joined: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
+        """Of groups of several, what was chosen for them."""
         self.unreduced: dict[int, None] = {}
         """Groups that are known to reduce nothing."""
 
@@ -155,8 +163,8 @@ class _Segmenter:
         self.join_readers_of_collectives()
         order = self.in_order(list(self.groups))
         segments = [self.segment_of(self.groups[g]) for g in order]
-        chosen = {s: self.chosen[g] for s, g in zip(segments, order, strict=True)}
-        kernels = [s for s in segments if chosen[s][0] not in ALONE]
+        chosen = {s: self.joined[g] for s, g in zip(segments, order, strict=True) if g in self.joined}
+        kernels = [s for s, g in zip(segments, order, strict=True) if g not in self.lone]
         segments = min((self.recomputed(segments, kernels, slack) for slack in _SLACK), key=moved_bytes)
         return [ScheduledSegment(s, *(chosen.get(s) or named(s, self.device))) for s in segments]
 
@@ -210,8 +218,8 @@ class _Segmenter:
     def stands_alone(self, expr: Expr) -> bool:
         if (isinstance(expr.op, Window) or expr.output in self.indices) and not touches_empty(expr):
             return False
-        name = choose_scheduler(Segment.of([expr], [expr.output]), self.device)[0]
-        return name in ALONE and not (name == "no_op" and self.cheap[expr])
+        name = lone_scheduler(Segment.of([expr], [expr.output]), self.device)
+        return name is not None and not (name == "no_op" and self.cheap[expr])
 
     def with_cheap(self, exprs: Sequence[Expr]) -> list[Expr]:
         """``exprs`` and the cheap producers that they need, in order."""
@@ -253,10 +261,9 @@ class _Segmenter:
         self.groups[g] = [expr]
         self.group_of[expr] = g
         self.depends[g] = dict.fromkeys(h for h in self.feeding(expr) if h != g)
-        name, refusals = choose_scheduler(self.segment_of([expr]), self.device)
-        assert name is not None, f"no scheduler takes {expr.op.name}: {refusals}"
-        self.chosen[g] = (name, refusals)
-        if name in ALONE:
+        name = lone_scheduler(self.segment_of([expr]), self.device)
+        if name is not None:
+            self.lone[g] = name
             return
         for h in sorted(self.depends[g], reverse=True):
             if h in self.depends[g]:
@@ -278,16 +285,16 @@ class _Segmenter:
         own = [expr] if expr in self.alone else self.with_cheap([expr])
         makers = [self.producer[t] for e in own for t in e.tensors if t in self.producer]
         placed = [(e, self.group_of[e]) for e in makers if e in self.group_of]
-        return list(dict.fromkeys(g for e, g in placed if e not in own or self.chosen[g][0] != "no_op"))
+        return list(dict.fromkeys(g for e, g in placed if e not in own or self.lone.get(g) != "no_op"))
 
     def try_join(self, a: int, b: int) -> bool:
         """Make one group of ``a`` and ``b``, ``b`` the later, if a scheduler takes them and no other stands between."""
-        if self.chosen[a][0] in ALONE or self.chosen[b][0] in ALONE or self.between(a, b):
+        if a in self.lone or b in self.lone or self.between(a, b):
             return False
         if self.groups[a][0].chunk != self.groups[b][0].chunk:
             return False
         if self.lengthens(a, b):
-            self.chosen[b] = self.chosen[a]
+            self.joined[b] = self.joined[a]
             self.merge(a, b, [*self.groups[a], *self.groups[b]])
             self.unreduced[b] = None
             return True
@@ -296,7 +303,7 @@ class _Segmenter:
         if name is None or name in ALONE:
             return False
         self.merge(a, b, exprs)
-        self.chosen[b] = (name, refusals)
+        self.joined[b] = (name, refusals)
         return True
 
     def lengthens(self, a: int, b: int) -> bool:
@@ -306,7 +313,7 @@ class _Segmenter:
         output of ``a``.  That need not be asked of a chain again for each of its operations.
         """
         made, (expr, *others) = self.groups[a], self.groups[b]
-        if others or len(made) < 2 or self.chosen[a][0] != "pointwise" or self.chosen[b][0] != "pointwise":
+        if others or a not in self.joined or self.joined[a][0] != "pointwise":
             return False
         own, domain, last = self.with_cheap([expr]), expr.output.domain, self.position[made[-1]]
         if any(not isinstance(e.op, Pointwise | Cast | Set) or self.position[e] < last for e in own):
@@ -330,7 +337,7 @@ class _Segmenter:
                 others[b] = None
 
     def pack_collectives(self) -> None:
-        found = [g for g in self.groups if self.chosen[g][0] == "communication"]
+        found = [g for g in self.groups if self.lone.get(g) == "communication"]
         for b in found:
             for a in found:
                 if a >= b or a not in self.groups or b not in self.groups:
@@ -342,13 +349,17 @@ class _Segmenter:
     def join_readers_of_collectives(self) -> None:
         """Pointwise segments that wait for the same packed collective, and for nothing else, are one launch."""
         waiting: dict[tuple[int, ...], int] = {}
-        for b in [g for g in sorted(self.groups) if self.chosen[g][0] == "pointwise" and len(self.depends[g]) == 1]:
-            key = tuple(self.depends[b])
-            if self.chosen[key[0]][0] != "communication":
+        for b in sorted(self.groups):
+            key = tuple(self.depends.get(b, ()))
+            if len(key) != 1 or self.lone.get(key[0]) != "communication" or not self.is_pointwise(b):
                 continue
             if key in waiting:
                 self.try_join(waiting[key], b)
             waiting[key] = b
+
+    def is_pointwise(self, g: int) -> bool:
+        found = self.joined.get(g) or choose_scheduler(self.segment_of(self.groups[g]), self.device)
+        return found[0] == "pointwise"
 
     def between(self, a: int, b: int) -> bool:
         """Does ``b`` depend on ``a`` through a third group?"""

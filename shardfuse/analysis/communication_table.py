@@ -61,13 +61,15 @@ class Communication:
 
 def communication_of(expr: Expr) -> Communication | None:
     """The communication that ``expr`` is, or ``None`` where it computes."""
-    source, target = (expr.tensors[0], expr.output) if expr.tensors else (expr.output, expr.output)
+    if not isinstance(expr.op, Move) and not mesh_dims_of(expr):
+        return None
+    source, target = expr.tensors[0], expr.output
     size = max(local_bytes(source), local_bytes(target))
     match expr.op:
         case Move(move):
             ranks = dict.fromkeys((*_ranks(source), *_ranks(target)))
             return Communication(Collective(move), (), size, 2 if move == "send" else len(ranks))
-        case Reshard(over) | Reduce(mesh_dims=over) if over:
+        case Reshard(over) | Reduce(mesh_dims=over):
             mesh = target.domain.mesh
             assert mesh is not None, f"{expr.op.name} communicates without a mesh"
             kind = _kind_of(expr.op, source.domain, target.domain)

@@ -194,6 +194,13 @@ class BoundDomain:
     allocation: tuple[Axis, ...] | None = None
     dim_order: tuple[int, ...] = ()
 
+    def __hash__(self) -> int:
+        """Kept, as a digit's is."""
+        kept: dict[str, int] = self.__dict__
+        if "_hash" not in kept:
+            kept["_hash"] = hash((self.logical, self.mesh, self.sharding, self.allocation, self.dim_order))
+        return kept["_hash"]
+
     def digits_on(self, parallel_type: ParallelType) -> Axis:
         """The digits that ``parallel_type`` walks; empty where the tensor is replicated over it."""
         return next((digits for p, digits in self.sharding if p is parallel_type), ())
