@@ -216,20 +216,22 @@ class _Binder:
         that were reshaped alike meet so, axis by axis: ``i1/512`` is ``i0/512``, what is left of ``i1`` ``i0%512``.
         """
         wanted = {root_of(d) for d in b}
-        touched = [t for t in self.live if any(root_of(d) in wanted for axis in t.domain.logical for d in axis)]
+        alike = dict.fromkeys(t.domain for t in self.live)
+        domains = {d: None for d in alike if any(root_of(digit) in wanted for axis in d.logical for digit in axis)}
+        touched = [t for t in self.live if t.domain in domains]
         try:
             parts = roots_of_parts(b, a, self.fresh) if cut else {}
-            domains = [tuple(substitute(axis, parts) for axis in t.domain.logical) for t in touched]
-            rewritten = unify(a, substitute(b, parts), domains)
-            domains = [tuple(substitute(axis, rewritten) for axis in logical) for logical in domains]
+            cut_up = {d: tuple(substitute(axis, parts) for axis in d.logical) for d in domains}
+            rewritten = unify(a, substitute(b, parts), cut_up.values())
+            made = {d: BoundDomain(tuple(substitute(axis, rewritten) for axis in cut_up[d])) for d in domains}
         except CutError:
             return False
-        for tensor, logical in zip(touched, domains, strict=True):
-            tv = self.views.get(tensor)
-            if tv is not None and fits(tv, tensor.domain.logical) and not fits(tv, logical):
+        for tensor in touched:
+            tv, domain = self.views.get(tensor), tensor.domain
+            if tv is not None and fits(tv, domain.logical) and not fits(tv, made[domain].logical):
                 return False
-        for tensor, logical in zip(touched, domains, strict=True):
-            tensor.domain = BoundDomain(logical)
+        for tensor in touched:
+            tensor.domain = made[tensor.domain]
         return True
 
     def relabel(self, tensor: BoundTensor, repeated: int | None = None) -> BoundTensor:

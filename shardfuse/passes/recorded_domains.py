@@ -20,6 +20,8 @@ from ..mesh import ParallelType
 def fits(tv: TensorView, axes: Sequence[Axis]) -> bool:
     """Can the recorded splits and merges of ``tv`` be replayed on ``axes``, and mesh dimensions hold what they say?"""
     domain = tv.domain
+    if not domain.transforms:
+        return True
     counts = domain.shared_singles([extent(axis) for axis in axes])
     if any(len(parted(axis)[1]) < n for axis, n in zip(axes, counts, strict=True)):
         return False

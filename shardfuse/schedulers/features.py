@@ -113,8 +113,13 @@ class Features(Space):
 
     @cached_property
     def takes_one_walk(self) -> bool:
-        """Is no element needed again once running statistics have taken it?"""
-        return takes_one_walk(self.segment)
+        """Is no element needed again once running statistics have taken it?
+
+        What is stored of each element, and made of a reduction, is such a need however statistics are joined; but for
+        an element that is picked by its index.
+        """
+        is_made_after = any(self.phase[t] and self.has_r(t) for t in self.segment.outputs)
+        return not (is_made_after and not self.segment.has_indices) and takes_one_walk(self.segment)
 
     @property
     def is_chain(self) -> bool:

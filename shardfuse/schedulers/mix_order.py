@@ -24,7 +24,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..segments.added_sums import added_sums
 from ..segments.segment import Atoms, Segment, leading_to, segment_of
-from ..segments.space import Space, cut_into_atoms, lost, storage_order
+from ..segments.space import Space, cut_into_atoms, storage_order
 from . import pointwise, reduction
 from .features import Features, features, itemsizes, on
 from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within
@@ -176,8 +176,7 @@ def analyse_mixed(segment: Segment, device: Device) -> Mixed | str:
     cut = cut_into_atoms(segment)
     if isinstance(cut, str):
         return cut
-    pieces, atoms = cut
-    gone = {e: g for e in segment.exprs if (g := lost(e, atoms))}
+    pieces, atoms, gone = cut
     stray = next((e for e in gone if not isinstance(e.op, Reduce)), None)
     if stray is not None:
         return f"{stray.output} = {stray.op.name} lacks {listed(gone[stray])}"

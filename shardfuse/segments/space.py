@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ..device import WARP
 from ..ir.digits import Axis, CutError, Digit, Root, extent, listed, refine, root_of
+from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Cast, Factory, OfRank, Pick, Pointwise, Random, Reduce, Set, Statistic, View, Window
@@ -170,23 +171,23 @@ def analyse(segment: Segment) -> Space | str:
     cut = cut_into_atoms(segment)
     if isinstance(cut, str):
         return cut
-    pieces, atoms = cut
+    pieces, atoms, lost = cut
     taken: dict[frozenset[Digit], Expr] = {}
-    for expr in segment.exprs:
-        gone = lost(expr, atoms)
-        if gone and not isinstance(expr.op, Reduce | Statistic | Pick):
+    for expr, gone in lost.items():
+        if not isinstance(expr.op, Reduce | Statistic | Pick):
             return f"{expr.output} = {expr.op.name} lacks {listed(gone)}"
-        if gone:
-            taken.setdefault(gone, expr)
+        taken.setdefault(gone, expr)
     found = split_reduced(taken)
     if isinstance(found, str):
         return found
     reduced, block = found
     phase: dict[BoundTensor, int] = dict.fromkeys(segment.inputs, 0)
     for expr in segment.exprs:
-        is_end = not isinstance(expr.op, Pick) and bool(reduced) and lost(expr, atoms) == reduced
-        phase |= dict.fromkeys(expr.outputs, max((phase[t] for t in expr.tensors), default=0) + is_end)
-    return _ordered(segment, atoms, pieces, phase, reduced, block)
+        is_end = not isinstance(expr.op, Pick) and lost.get(expr) == reduced
+        ends = max((phase[t] for t in expr.tensors), default=0) + is_end
+        for t in expr.outputs:
+            phase[t] = ends
+    return _ordered(segment, cut, phase, reduced, block)
 
 
 def run_below(tensor: BoundTensor, axis: Axis, space: Space) -> int:
@@ -206,8 +207,7 @@ def analysed(segment: Segment) -> Space:
     return space
 
 
-def lost(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
-    """The atoms of what ``expr`` reads that its output lacks; a window is read along its own."""
+def _lost(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
     kept = atoms[expr.output]
     found = frozenset[Digit]()
     for t in expr.tensors if not isinstance(expr.op, Window) else ():
@@ -216,9 +216,16 @@ def lost(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
     return found
 
 
+Lost = Mapping[Expr, frozenset[Digit]]
+"""Of each Expr that has any, the atoms of what it reads that its output lacks; a window is read along its own."""
+
+
 @lru_cache(maxsize=64)
-def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
-    """Every local digit of ``segment`` as atoms, and those that each tensor holds, or why there is no such kernel."""
+def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms, Lost] | str:
+    """Every local digit of ``segment`` as atoms, those that each tensor holds and those that each Expr loses.
+
+    A text says why there is no such kernel.
+    """
     recorded = (e for e in segment.exprs if not isinstance(e.op, _OWN))
     refusal = next((r for e in recorded if (r := refusal_of(e)) is not None), None)
     if refusal is not None:
@@ -230,14 +237,15 @@ def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
     pieces = common_cuts(tensors)
     if isinstance(pieces, str):
         return pieces
-    walked = {t: t.domain.local_axes() for t in tensors}
-    atoms = {axes: frozenset(_split_up(axes, pieces)) for axes in dict.fromkeys(walked.values())}
-    return pieces, {t: atoms[walked[t]] for t in tensors}
+    of_domain = {d: frozenset(_split_up(d.local_axes(), pieces)) for d in dict.fromkeys(t.domain for t in tensors)}
+    atoms = {t: of_domain[t.domain] for t in tensors}
+    return pieces, atoms, {e: gone for e in segment.exprs if (gone := _lost(e, atoms))}
 
 
 def common_cuts(tensors: Iterable[BoundTensor]) -> Pieces | str:
     """Every digit that a rank walks in these tensors as atoms, or why there are none."""
-    forms = dict.fromkeys(axes for t in tensors for axes in (t.domain.local_axes(), t.domain.storage()))
+    domains = dict.fromkeys(t.domain for t in tensors)
+    forms = dict.fromkeys(axes for d in domains for axes in (d.local_axes(), d.storage()))
     try:
         return refine(d for axes in forms for axis in axes for d in axis)
     except CutError as error:
@@ -283,13 +291,14 @@ def stored_atoms(tensor: BoundTensor, pieces: Pieces) -> Axis:
 
 def _ordered(
     segment: Segment,
-    atoms: Atoms,
-    pieces: Pieces,
+    cut: tuple[Pieces, Atoms, Lost],
     phase: Mapping[BoundTensor, int],
     reduced: frozenset[Digit],
     block: frozenset[Digit],
 ) -> Space | str:
-    every = frozenset[Digit]().union(*atoms.values())
+    pieces, atoms, lost = cut
+    distinct = dict.fromkeys(atoms.values())
+    every = frozenset[Digit]().union(*distinct)
     kept = every - reduced
     for out in segment.outputs:
         missing = kept - atoms[out]
@@ -297,7 +306,7 @@ def _ordered(
             return f"{out} lacks {listed(missing)}"
         if atoms[out] & reduced and not (reduced <= atoms[out] or (block and atoms[out] & reduced == reduced - block)):
             return f"{out} lacks {listed(reduced - atoms[out])}"
-    if reduced and all(own != every for own in atoms.values()):
+    if reduced and every not in distinct:
         return f"no tensor has all of {listed(every)}: what is reduced would be reduced anew for each"
     # Where nothing is reduced the order of the writes decides, else that of the reads.
     first = (segment.loads, segment.outputs) if reduced else (segment.outputs, segment.loads)
@@ -306,7 +315,7 @@ def _ordered(
     order[:0] = sorted(every - frozenset(order), key=str)
     is_inner = bool(order) and order[-1] in reduced
     x, r = tuple(a for a in order if a in kept), tuple(a for a in order if a in reduced)
-    anew = _reduced_anew(segment, atoms, reduced, kept)
+    anew = _reduced_anew(lost, atoms, kept) if reduced else frozenset[Digit]()
     if anew and not (is_inner and extent(r) >= _LONG_ROW):
         return f"what it reduces lacks {listed(anew)}, and would be reduced anew for each"
     inside = next((k for k, a in enumerate(reversed(order)) if a in kept), 0)
@@ -316,17 +325,13 @@ def _ordered(
     return Space(segment, x, r, atoms, pieces, phase, is_inner, inside=inside, block=r[len(r) - len(block) :])
 
 
-def _reduced_anew(
-    segment: Segment, atoms: Atoms, reduced: frozenset[Digit], kept: frozenset[Digit]
-) -> frozenset[Digit]:
+def _reduced_anew(lost: Lost, atoms: Atoms, kept: frozenset[Digit]) -> frozenset[Digit]:
     """Kept atoms that nothing of what is reduced has: a sum over channels of what pixels have been added up to, say.
 
     Long rows may be reduced anew for others beside them.  The sums of 10 channels behind those of 64 x 64 pixels, made
     anew for each pixel, took a group norm's gradient of 16 x 320 channels from 40 to 147 us on an H200.
     """
-    sums = [e for e in segment.exprs if lost(e, atoms)]
-    held = frozenset[Digit]().union(*(atoms[t] for e in sums for t in e.tensors))
-    return kept - held if reduced else frozenset()
+    return kept - frozenset[Digit]().union(*(atoms[t] for e in lost for t in e.tensors))
 
 
 def storage_order(
@@ -344,7 +349,10 @@ def storage_order(
         is_logical = t.domain.allocation is None and not t.domain.dim_order
         return -len(atoms[t] & reduced), -extent(atoms[t]), is_logical
 
-    ranked = sorted(candidates, key=rank)
+    first: dict[BoundDomain, BoundTensor] = {}
+    for t in candidates:
+        first.setdefault(t.domain, t)  # others of one domain are alike in all that is asked
+    ranked = sorted(first.values(), key=rank)
     order: list[Digit] = []
     for tensor in ranked:
         own = _split_up(tensor.domain.in_memory(), pieces)
