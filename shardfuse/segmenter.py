@@ -25,7 +25,7 @@ from .ir.op import Cast, Full, Iota, Pointwise, Reduce, Reshape, Set, View, Wind
 from .schedulers import ALONE, SCHEDULERS
 from .segments.recompute import join, moved_bytes, recompute
 from .segments.segment import Segment, touches_empty
-from .segments.space import common_cuts, refusal_of
+from .segments.space import analyse, common_cuts, refusal_of
 
 _SLACK = (1.0, 1.25)
 """Up to how many times the bytes that are saved a chain may read: all ways to cut are tried, the one that moves the
@@ -45,12 +45,9 @@ class ScheduledSegment:
 @lru_cache(maxsize=256)  # one Expr, or a join that was tried before, is asked about again
 def choose_scheduler(segment: Segment, device: Device) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """The first scheduler that takes ``segment``, and the refusals of those before it."""
-    if len([k for k in dict.fromkeys(e.chunk for e in segment.exprs) if k is not None]) > 1:
-        return None, (("any", "a chunk of a stream is done by itself"),)
-    if len(segment.exprs) > 1 and len(dict.fromkeys(map(_ranks, segment.outputs))) > 1:
-        return None, (("any", "its outputs are on different ranks, some of which lack what others read"),)
-    if len(segment.exprs) > 1 and _mixes_replicas(segment):
-        return None, (("any", "replicas of an output would be of other kernels, by ranks whose shards differ"),)
+    refusal = _why_apart(segment)
+    if refusal is not None:
+        return None, (("any", refusal),)
     refusals: list[tuple[str, str]] = []
     for name, why_not in SCHEDULERS:
         reason = why_not(segment, device)
@@ -58,6 +55,31 @@ def choose_scheduler(segment: Segment, device: Device) -> tuple[str | None, tupl
             return name, tuple(refusals)
         refusals.append((name, reason))
     return None, tuple(refusals)
+
+
+def _why_apart(segment: Segment) -> str | None:
+    """Why no scheduler may take ``segment``, whatever it computes."""
+    if len(segment.exprs) == 1:
+        return None
+    if len([k for k in dict.fromkeys(e.chunk for e in segment.exprs) if k is not None]) > 1:
+        return "a chunk of a stream is done by itself"
+    if len(dict.fromkeys(map(_ranks, segment.outputs))) > 1:
+        return "its outputs are on different ranks, some of which lack what others read"
+    if _mixes_replicas(segment):
+        return "replicas of an output would be of other kernels, by ranks whose shards differ"
+    return None
+
+
+def is_one_kernel(segment: Segment, device: Device) -> bool:
+    """As ``is_taken``, of several Exprs that none of ``ALONE`` takes.
+
+    What has one space is taken by the last scheduler that is asked, or by one before it: which one makes no difference
+    to what is joined.  Blocks of rows are taken by some only, and what reduces both ways has no one space.
+    """
+    space = analyse(segment)
+    if isinstance(space, str) or space.block:
+        return is_taken(segment, device)
+    return _why_apart(segment) is None
 
 
 def lone_scheduler(segment: Segment, device: Device) -> str | None:
@@ -149,8 +171,6 @@ class _Segmenter:
         self.depends: dict[int, dict[int, None]] = {}
         self.lone: dict[int, str] = {}
         """Of groups that are joined with no other, their schedulers."""
-        self.joined: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
-        """Of groups of several, what was chosen for them."""
         self.unreduced: dict[int, None] = {}
         """Groups that are known to reduce nothing."""
 
@@ -163,10 +183,9 @@ class _Segmenter:
         self.join_readers_of_collectives()
         order = self.in_order(list(self.groups))
         segments = [self.segment_of(self.groups[g]) for g in order]
-        chosen = {s: self.joined[g] for s, g in zip(segments, order, strict=True) if g in self.joined}
         kernels = [s for s, g in zip(segments, order, strict=True) if g not in self.lone]
         segments = min((self.recomputed(segments, kernels, slack) for slack in _SLACK), key=moved_bytes)
-        return [ScheduledSegment(s, *(chosen.get(s) or named(s, self.device))) for s in segments]
+        return [ScheduledSegment(s, *named(s, self.device)) for s in segments]
 
     def recomputed(self, segments: list[Segment], kernels: Sequence[Segment], slack: float) -> list[Segment]:
         """``segments`` with chains computed again, and readers of the same tensors joined."""
@@ -294,16 +313,13 @@ class _Segmenter:
         if self.groups[a][0].chunk != self.groups[b][0].chunk:
             return False
         if self.lengthens(a, b):
-            self.joined[b] = self.joined[a]
             self.merge(a, b, [*self.groups[a], *self.groups[b]])
             self.unreduced[b] = None
             return True
         exprs = sorted((*self.groups[a], *self.groups[b]), key=self.position.__getitem__)
-        name, refusals = choose_scheduler(self.segment_of(exprs), self.device)
-        if name is None or name in ALONE:
+        if not is_one_kernel(self.segment_of(exprs), self.device):
             return False
         self.merge(a, b, exprs)
-        self.joined[b] = (name, refusals)
         return True
 
     def lengthens(self, a: int, b: int) -> bool:
@@ -313,7 +329,7 @@ class _Segmenter:
         output of ``a``.  That need not be asked of a chain again for each of its operations.
         """
         made, (expr, *others) = self.groups[a], self.groups[b]
-        if others or a not in self.joined or self.joined[a][0] != "pointwise":
+        if others or len(made) < 2:
             return False
         own, domain, last = self.with_cheap([expr]), expr.output.domain, self.position[made[-1]]
         if any(not isinstance(e.op, Pointwise | Cast | Set) or self.position[e] < last for e in own):
@@ -358,8 +374,7 @@ class _Segmenter:
             waiting[key] = b
 
     def is_pointwise(self, g: int) -> bool:
-        found = self.joined.get(g) or choose_scheduler(self.segment_of(self.groups[g]), self.device)
-        return found[0] == "pointwise"
+        return choose_scheduler(self.segment_of(self.groups[g]), self.device)[0] == "pointwise"
 
     def between(self, a: int, b: int) -> bool:
         """Does ``b`` depend on ``a`` through a third group?"""

@@ -33,6 +33,8 @@ _Chain = tuple[Expr, ...]
 def added_sums(segment: Segment) -> Segment:
     """``segment`` with sums that are only added up as one."""
     exprs = list(segment.exprs)
+    if sum(is_reduction(e.op, "sum") for e in exprs) < 2:
+        return segment
     found = _next(exprs, segment.outputs)
     if found is None:
         return segment
