@@ -90,6 +90,7 @@ class _Binder:
         self.views: dict[BoundTensor, TensorView] = {}
         self.scalars = HostScalars(numbers, fusion.held)
         self.live: list[BoundTensor] = []
+        self.domains: dict[BoundDomain, BoundDomain] = {}
         self.exprs: list[Expr] = []
         self.roots = 0
 
@@ -140,11 +141,16 @@ class _Binder:
         return [self.fresh(n, k) for n, k in zip(shape, singles, strict=True)]
 
     def define(self, tv: TensorView, axes: Sequence[Axis]) -> BoundTensor:
-        tensor = BoundTensor(tv.name, tv.dtype, BoundDomain(tuple(axes)))
+        tensor = BoundTensor(tv.name, tv.dtype, self.domain_of(axes))
         self.tensors[tv] = tensor
         self.views[tensor] = tv
         self.live.append(tensor)
         return tensor
+
+    def domain_of(self, axes: Sequence[Axis]) -> BoundDomain:
+        """One object for all tensors of these axes: what is asked of domains is then asked of few."""
+        domain = BoundDomain(tuple(axes))
+        return self.domains.setdefault(domain, domain)
 
     def value(self, val: Val) -> Value:
         return self.tensors[val] if isinstance(val, TensorView) else self.scalars.value(val)
@@ -223,7 +229,7 @@ class _Binder:
             parts = roots_of_parts(b, a, self.fresh) if cut else {}
             cut_up = {d: tuple(substitute(axis, parts) for axis in d.logical) for d in domains}
             rewritten = unify(a, substitute(b, parts), cut_up.values())
-            made = {d: BoundDomain(tuple(substitute(axis, rewritten) for axis in cut_up[d])) for d in domains}
+            made = {d: self.domain_of([substitute(axis, rewritten) for axis in cut_up[d]]) for d in domains}
         except CutError:
             return False
         for tensor in touched:
@@ -243,7 +249,7 @@ class _Binder:
 
     def unnamed(self, name: str, like: BoundTensor | TensorView, axes: Sequence[Axis]) -> BoundTensor:
         """A tensor that the definition does not have."""
-        tensor = BoundTensor(name, like.dtype, BoundDomain(tuple(axes)))
+        tensor = BoundTensor(name, like.dtype, self.domain_of(axes))
         self.live.append(tensor)
         return tensor
 

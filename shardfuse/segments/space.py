@@ -233,23 +233,32 @@ def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms, Lost] | str:
     for window in segment.windows.values():
         if window.tensors[0] not in segment.inputs:
             return f"{window.tensors[0]} is read at other places than it is made at"
-    tensors = dict.fromkeys((*segment.loads, *(t for e in segment.exprs for t in e.outputs)))
-    pieces = common_cuts(tensors)
-    if isinstance(pieces, str):
-        return pieces
-    of_domain = {d: frozenset(_split_up(d.local_axes(), pieces)) for d in dict.fromkeys(t.domain for t in tensors)}
+    tensors = (*segment.loads, *(t for e in segment.exprs for t in e.outputs))
+    cut = _cut_domains(tuple(dict.fromkeys([t.domain for t in tensors])))
+    if isinstance(cut, str):
+        return cut
+    pieces, of_domain = cut
     atoms = {t: of_domain[t.domain] for t in tensors}
     return pieces, atoms, {e: gone for e in segment.exprs if (gone := _lost(e, atoms))}
 
 
 def common_cuts(tensors: Iterable[BoundTensor]) -> Pieces | str:
     """Every digit that a rank walks in these tensors as atoms, or why there are none."""
-    domains = dict.fromkeys(t.domain for t in tensors)
+    cut = _cut_domains(tuple(dict.fromkeys([t.domain for t in tensors])))
+    return cut if isinstance(cut, str) else cut[0]
+
+
+@lru_cache(maxsize=256)  # a fusion has few sets of domains, each of which many of its segments have
+def _cut_domains(domains: tuple[BoundDomain, ...]) -> tuple[Pieces, Mapping[BoundDomain, frozenset[Digit]]] | str:
+    """Every digit that a rank walks in these as atoms, and those that each has; or why there are none."""
     forms = dict.fromkeys(axes for d in domains for axes in (d.local_axes(), d.storage()))
     try:
-        return refine(d for axes in forms for axis in axes for d in axis)
+        pieces = refine(d for axes in forms for axis in axes for d in axis)
     except CutError as error:
         return str(error)
+    walked = {d: d.local_axes() for d in domains}
+    atoms = {axes: frozenset(_split_up(axes, pieces)) for axes in dict.fromkeys(walked.values())}
+    return pieces, {d: atoms[axes] for d, axes in walked.items()}
 
 
 @lru_cache(maxsize=1024)  # asked about the same Expr in every segment that it is tried in
