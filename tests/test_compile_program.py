@@ -15,6 +15,7 @@ from shardfuse.compile.aten_table import why_not
 from shardfuse.compile.compile_errors import ProgramTextError, UntranslatableError
 from shardfuse.compile.program_text import rebuilt
 from shardfuse.compile.region_op import REGION, program_of
+from shardfuse.compiler import compile_fusion
 
 F = torch.nn.functional
 
@@ -152,3 +153,29 @@ def test_collectives_stay_and_keep_their_order(tmp_path: Path) -> None:
     names = [str(n.target) for n in gm.graph.nodes]
     assert names.count("_c10d_functional.all_reduce.default") == 2
     assert not any("all_reduce" in r.program for r in regions)
+
+
+def test_a_program_that_is_given_inputs_up_is_planned_once_with_the_one_that_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pass plans a region to weigh it; which of its inputs die is known when Inductor has ordered its buffers."""
+    planned: list[object] = []
+
+    def counted(*arguments: object, **options: object) -> object:
+        planned.append(arguments)
+        return compile_fusion(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("shardfuse.frontend.executor_cache.compile_fusion", counted)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 40])
+        fd.add_output(fd.ops.sub(x, fd.ops.sum(x, [1], keepdim=True)))
+    text = repr(fd)
+    program, dying = program_of(text), program_of(text, (0,))
+    plan = program.fd.fec.plan({program.fd.fec.tensors()[0]: (6, 40)})
+    assert dying.fd.fec.plan({dying.fd.fec.tensors()[0]: (6, 40)}) is plan
+    assert len(planned) == 1
+    assert (program.fd.fusion.given_up, dying.fd.fusion.given_up) == ((), (dying.fd.fusion.inputs[0].val,))
+    given = torch.randn(6, 40)
+    for made in (program, dying):
+        torch.testing.assert_close(made.fd.execute([given.clone()])[0], given - given.sum(1, keepdim=True))
+    assert len(planned) == 1

@@ -264,7 +264,7 @@ def test_tables_of_a_fusion_keep_what_was_used_last(monkeypatch: pytest.MonkeyPa
         fd.execute([torch.ones(1, 2)])
         assert fd.fec.is_compiled([torch.ones(1, 2)]), "used in every turn"
     assert len(fd.fec.programs) <= 8
-    assert len(fd.fec._plans) <= 8
+    assert len(fd.fec.plans) <= 8
     assert not fd.fec.is_compiled([torch.ones(2, 2)])
 
 

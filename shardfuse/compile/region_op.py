@@ -11,6 +11,7 @@ after another, then the scalar inputs of the definition.  Outputs are new tensor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import islice
 from typing import cast
@@ -26,13 +27,19 @@ from .program_text import rebuilt
 class Program:
     """A rebuilt definition and the layouts of its outputs."""
 
-    def __init__(self, text: str, given_up: Sequence[int] = ()) -> None:
+    def __init__(self, text: str, fd: FusionDefinition | None = None) -> None:
         self.text = text
-        self.fd: FusionDefinition = rebuilt(text)
-        tensors = [i.val for i in self.fd.fusion.inputs]
-        self.fd.fusion.given_up = tuple(cast(TensorView, tensors[k]) for k in given_up)
+        self.fd = rebuilt(text) if fd is None else fd
         self.ranks = [tv.ndim for tv in self.fd.fusion.outputs]
         self.size_count = sum(self.ranks)
+
+    def giving_up(self, places: Sequence[int]) -> Program:
+        """The same, of which outputs may be stored over these inputs.  It is planned once for both."""
+        fusion = copy(self.fd.fusion)
+        fusion.given_up = tuple(cast(TensorView, fusion.inputs[k].val) for k in places)
+        other = FusionDefinition.recording(fusion)
+        other.fec.plans = self.fd.fec.plans
+        return Program(self.text, other)
 
     @cached_property
     def orders(self) -> list[list[int]]:
@@ -73,7 +80,8 @@ def program_of(text: str, given_up: tuple[int, ...] = ()) -> Program:
     """The program of a text, rebuilt at first.  ``given_up``: places of inputs that outputs may be stored over."""
     found = _programs.get((text, given_up))
     if found is None:
-        found = _programs.setdefault((text, given_up), Program(text, given_up))
+        made = program_of(text).giving_up(given_up) if given_up else Program(text)
+        found = _programs.setdefault((text, given_up), made)
     return found
 
 

@@ -76,7 +76,8 @@ def builder_of(
         samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     segments = [s.segment for s in plan.segments]
     places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
-    written_over = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
+    planned = [(s.segment, s.scheduler, s.kernels) for s in plan.segments]
+    written_over = replaceable(plan.fusion, planned, [inputs[tv] for tv in fusion.given_up])
     builder = ProgramBuilder(
         plan.fusion, rank, bound.device, options, samples, places, replaceable=written_over,
         read_once=read_once(segments, plan.fusion.outputs), kernels=kernels, region=region, fit=fit,

@@ -78,7 +78,8 @@ class FusionExecutorCache:
         self.last_made: Made | None = None
         """The program of the last run, and what it was made of."""
         self._last_planned: Plan | None = None
-        self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
+        self.plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
+        """By unsharded sizes.  No plan depends on what a caller gives up: executors of one fusion may share them."""
         self.programs: LRUCache[Hashable, Made] = LRUCache(PROGRAMS)
         self._tuned: LRUCache[Hashable, tuple[Schedule | None, ...]] = LRUCache(PROGRAMS)
         shapes = fusion.shape_scalars()
@@ -207,7 +208,7 @@ class FusionExecutorCache:
         if not self.fusion.outputs:
             raise EmptyFusionError
         key = self._plan_key(sizes, numbers or {}, device)
-        plan = self._plans.get(key)
+        plan = self.plans.get(key)
         if plan is None:
             make = partial(
                 compile_fusion, self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here(device)
@@ -216,7 +217,7 @@ class FusionExecutorCache:
             tuned = self._tuned.get(key)
             if tuned is not None:
                 plan = with_schedules(plan, tuned)
-            self._plans.put(key, plan)
+            self.plans.put(key, plan)
         self._last_planned = plan
         return plan
 
@@ -363,7 +364,7 @@ class FusionExecutorCache:
         chosen = tuple(None if t is None else t.chosen for t in tuned)
         key = self._plan_key(call.sizes, call.numbers, call.bound.device)
         self._tuned.put(key, chosen)
-        self._plans.put(key, with_schedules(plan, chosen))
+        self.plans.put(key, with_schedules(plan, chosen))
         self.programs = LRUCache(PROGRAMS)
         self._made(call, f"{call.text}\ntuned: {chosen}", {})
         return tuned

@@ -90,8 +90,6 @@ class BoundFusion:
     """What host scalars are computed from scalar inputs, in order."""
     aliases: dict[BoundTensor, BoundTensor] = field(default_factory=dict["BoundTensor", "BoundTensor"])
     """Outputs that are written into an input's storage, and that input."""
-    given_up: tuple[BoundTensor, ...] = ()
-    """Inputs that an output may be stored over, which is then returned."""
     streams: list[tuple[BoundTensor, Stream]] = field(default_factory=list[tuple["BoundTensor", Stream]])
     """Tensors that were told to be made or read in chunks."""
     is_settled: bool = False

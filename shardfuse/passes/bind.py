@@ -120,8 +120,7 @@ class _Binder:
         aliases = {self.tensors[out]: self.tensors[source] for out, source in self.fusion.aliases.items()}
         streams = [(tensor, stream) for tv, tensor in self.tensors.items() for stream in streams_of(tv, tensor)]
         left, promises = self.scalars.left, self.fusion.promises
-        given_up = tuple(self.tensors[tv] for tv in self.fusion.given_up)
-        return BoundFusion(inputs, outputs, self.exprs, left, aliases, given_up, streams, promises=promises)
+        return BoundFusion(inputs, outputs, self.exprs, left, aliases, streams, promises=promises)
 
     # axes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..device import WARP
-from ..ir.expr import BoundFusion, BoundTensor
+from ..ir.expr import BoundFusion, BoundTensor, Value
 from ..segments.segment import Segment
 from . import ALONE
 from .plan import KernelPlan
@@ -20,14 +20,18 @@ from .schedule_parts import Access
 Planned = Sequence[tuple[Segment, str, Sequence[KernelPlan]]]
 
 
-def replaceable(fusion: BoundFusion, segments: Planned) -> dict[BoundTensor, list[BoundTensor]]:
+def replaceable(
+    fusion: BoundFusion, segments: Planned, given_up: Sequence[Value] = ()
+) -> dict[BoundTensor, list[BoundTensor]]:
     """Outputs and the inputs that each may be written over.  ``segments``: with their schedulers and kernels, in order.
+
+    ``given_up``: inputs that outputs which replace none may be stored over.  No kernel is another one for it.
 
     No kernel reads the input behind the one that writes the output, and it is no output itself; each of its elements is
     the program's that writes it, and a thread's own, as a tile has no fewer elements than threads.
     """
     found: dict[BoundTensor, list[BoundTensor]] = {}
-    for out, target in _pairs(fusion):
+    for out, target in _pairs(fusion, given_up):
         if target in fusion.outputs or fusion.outputs.count(out) > 1 or _is_seen(target, segments):
             continue
         at = next((k for k, (s, name, _) in enumerate(segments) if out in s.outputs and name not in ALONE), None)
@@ -42,12 +46,12 @@ def replaceable(fusion: BoundFusion, segments: Planned) -> dict[BoundTensor, lis
     return found
 
 
-def _pairs(fusion: BoundFusion) -> Iterator[tuple[BoundTensor, BoundTensor]]:
+def _pairs(fusion: BoundFusion, given_up: Sequence[Value]) -> Iterator[tuple[BoundTensor, BoundTensor]]:
     """An output that replaces an input, and any other with each input of its dtype that is given up."""
     yield from fusion.aliases.items()
     for out in fusion.outputs:
         if out not in fusion.aliases:
-            yield from ((out, given) for given in fusion.given_up if given.dtype is out.dtype)
+            yield from ((out, t) for t in given_up if isinstance(t, BoundTensor) and t.dtype is out.dtype)
 
 
 def _is_seen(target: BoundTensor, segments: Planned) -> bool:
