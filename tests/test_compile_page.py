@@ -91,14 +91,14 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 def test_old_regions_let_go_of_their_graphs() -> None:
     (first, second) = regions_in(graph_of(two_norms, given()))
     assert first.plan is not None
-    assert first.module is not None
+    assert first.alone is not None
     ledger.report(clear=True)
     for k in range(0, ledger.DETAILED + 10, 2):
         ledger.note([replace(first, of=k), replace(second, of=k + 1)])
     found = ledger.report(clear=True).regions
     assert [r.of for r in found] == list(range(ledger.DETAILED + 10))
-    assert [r.of for r in found if r.plan is None and r.module is None] == list(range(10))
-    assert all(r.plan is not None and r.module is not None for r in found[10:])
+    assert [r.of for r in found if r.plan is None and r.alone is None] == list(range(10))
+    assert all(r.plan is not None and r.alone is not None for r in found[10:])
 
 
 def test_regions_of_one_program_are_measured_at_each_of_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

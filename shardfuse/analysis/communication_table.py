@@ -155,4 +155,4 @@ def _ranks(tensor: BoundTensor) -> tuple[int, ...]:
 
 def local_bytes(tensor: BoundTensor) -> int:
     """Bytes of one rank's piece; of the largest where shards are uneven."""
-    return prod(extent(axis) for axis in tensor.domain.local_axes()) * tensor.dtype.itemsize
+    return tensor.domain.local_elements * tensor.dtype.itemsize

@@ -36,7 +36,7 @@ from .rank_region_op import rank_program_of
 from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
 from .region_lowering import register
 from .region_op import program_of
-from .region_times import module_of
+from .region_times import graph_of
 from .regions import Region, nearest_behind, nominal, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_order, why_no_size
 from .traced_lines import lines_of
@@ -253,7 +253,7 @@ def _reported(kind: str, w: _Weighed) -> RegionReport:
         lines_of(region.nodes),
         "" if w.program is None else w.program.text,
         plan=plan,
-        module=None if w.program is None or region.collectives else module_of(region),
+        alone=None if w.program is None or region.collectives else graph_of(region),
     )
 
 

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.fx import Graph
 
     from ..frontend.explain import Explanation
 
@@ -35,7 +35,7 @@ class RegionReport:
     ``measured_us``, ``measured_inductor_us``: of both alone, where the report was asked to measure.  ``of``: the graph,
     counted in this process; ``number``: of the region in it; ``behind``: those on whose results it rests, the nearest.
     ``collectives``: of the graph, inside of the region or next to it, and then why; of a cached one those inside alone.
-    ``plan``, ``module``: of the last ``DETAILED`` regions, those that are drawn and measured.
+    ``plan``, ``alone``, the region as a graph: of the last ``DETAILED`` regions, those that are drawn and measured.
     """
 
     graph: str
@@ -57,7 +57,7 @@ class RegionReport:
     behind: tuple[int, ...] = ()
     collectives: tuple[str, ...] = ()
     plan: Explanation | None = field(default=None, repr=False, compare=False)
-    module: GraphModule | None = field(default=None, repr=False, compare=False)
+    alone: Graph | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         names = ", ".join(f"{n} {op}" if n > 1 else op for op, n in self.ops)
@@ -97,7 +97,7 @@ def note(found: Iterable[RegionReport]) -> None:
         _regions.extend(added)
         detailed = len(_regions) - DETAILED
         for k in range(max(detailed - len(added), 0), detailed):
-            _regions[k] = replace(_regions[k], plan=None, module=None)
+            _regions[k] = replace(_regions[k], plan=None, alone=None)
 
 
 def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> None:

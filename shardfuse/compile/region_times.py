@@ -20,7 +20,7 @@ FLUSHES = 4
 """Before each run, 75 us apiece: a call of what Inductor compiled takes the host up to 200."""
 
 
-def module_of(region: Region) -> GraphModule:
+def graph_of(region: Region) -> Graph:
     """The region alone: its inputs and its integers, in order, to its outputs."""
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -30,13 +30,13 @@ def module_of(region: Region) -> GraphModule:
     for n in (*region.again, *region.nodes):
         copies[n] = graph.node_copy(n, lambda a: copies[a])
     graph.output(tuple(copies[n] for n in region.outputs))
-    return GraphModule({}, graph)
+    return graph
 
 
-def sizes_of(module: GraphModule) -> tuple[object, ...]:
+def sizes_of(graph: Graph) -> tuple[object, ...]:
     """Sizes and strides of its inputs, and its integers, at the call for which the graph was made."""
     found: list[object] = []
-    for node in module.graph.find_nodes(op="placeholder"):
+    for node in graph.find_nodes(op="placeholder"):
         if isinstance(node.meta["val"], torch.Tensor):
             tensor = tensor_of(node)
             found += [tuple(hinted(n) for n in given) for given in (tensor.shape, tensor.stride())]
@@ -45,7 +45,7 @@ def sizes_of(module: GraphModule) -> tuple[object, ...]:
     return tuple(found)
 
 
-def measured(module: GraphModule, program: str, device: torch.device) -> tuple[float, float]:
+def measured(graph: Graph, program: str, device: torch.device) -> tuple[float, float]:
     """Microseconds of shardfuse and of Inductor, medians of rounds in which both take their turns behind a flush of L2.
 
     At the sizes of the call for which the graph was made; floats are random, integers 0, which is an index everywhere.
@@ -53,10 +53,10 @@ def measured(module: GraphModule, program: str, device: torch.device) -> tuple[f
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    inputs = [_filled(n, device) for n in module.graph.find_nodes(op="placeholder")]
+    inputs = [_filled(n, device) for n in graph.find_nodes(op="placeholder")]
     fd = program_of(program).fd
     with config.patch(post_grad_custom_post_pass=None):
-        compiled = cast("Callable[..., object]", compile_fx(module, inputs))
+        compiled = cast("Callable[..., object]", compile_fx(GraphModule({}, graph), inputs))
     with torch.no_grad():
         return _timed([lambda: fd.execute(inputs), lambda: compiled(*inputs)], device)
 

@@ -47,9 +47,9 @@ def _measured(found: Report) -> Report:
     taken: dict[tuple[object, ...], tuple[float, float]] = {}
     regions: list[RegionReport] = []
     for r in found.regions:
-        key = (r.program, None if r.module is None else sizes_of(r.module))
-        if r.module is not None and key not in taken:
-            taken[key] = measured(r.module, r.program, device)
+        key = (r.program, None if r.alone is None else sizes_of(r.alone))
+        if r.alone is not None and key not in taken:
+            taken[key] = measured(r.alone, r.program, device)
         own, inductor = taken.get(key, (None, None))
         regions.append(replace(r, measured_us=own, measured_inductor_us=inductor))
     return Report(tuple(regions))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 from ..mesh import DeviceMesh, ParallelType
 from .digits import Axis, CutError, Digit, cut_out, extent, joined, parted, split
@@ -208,6 +209,16 @@ class BoundDomain:
     @cached_property
     def mesh_digits(self) -> Axis:
         return tuple(d for _, digits in self.sharding for d in digits)
+
+    @cached_property
+    def is_empty(self) -> bool:
+        """Has the tensor no elements?"""
+        return any(d.extent == 0 for axis in self.logical for d in axis)
+
+    @cached_property
+    def local_elements(self) -> int:
+        """Of one rank's piece; of the largest where shards are uneven."""
+        return prod(d.extent for axis in self.local_axes() for d in axis)
 
     def local_axes(self) -> tuple[Axis, ...]:
         """The logical axes less their mesh digits: what one rank walks.  Digits stay cut at a mesh digit."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..ir.digits import Axis, Digit, extent
+from ..ir.digits import Axis, Digit
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Iota, Op, Random, Window
 from ..ir.scalar import Scalar
@@ -107,7 +107,7 @@ def _apart_from_chunks(expr: Expr) -> tuple[Op, int, int, int]:
 
 def touches_empty(expr: Expr) -> bool:
     """Has some tensor that ``expr`` reads or makes no elements?"""
-    return any(extent(axis) == 0 for t in (*expr.tensors, *expr.outputs) for axis in t.domain.logical)
+    return any(t.domain.is_empty for t in (*expr.tensors, *expr.outputs))
 
 
 def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Expr]:

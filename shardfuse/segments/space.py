@@ -284,7 +284,7 @@ def refusal_of(expr: Expr) -> str | None:
 def _refusal_of_tensor(tensor: BoundTensor) -> str | None:
     if tensor.dtype.is_complex or tensor.dtype is DataType.Float8_e8m0fnu:
         return f"{tensor} is {tensor.dtype.name}, which Triton does not have"
-    if any(extent(axis) == 0 for axis in tensor.domain.logical):
+    if tensor.domain.is_empty:
         return f"{tensor} has no elements"
     return None
 
