@@ -17,11 +17,11 @@ from .ir.expr import BoundTensor
 from .ir.op import Reduce
 from .mesh import DeviceMesh, ParallelType
 from .schedulers import kernels_of, makes_kernels
+from .schedulers.choice import choose_scheduler
 from .schedulers.exchange_forms import why_not_by_default
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
-from .segmenter import choose_scheduler
 from .segments.segment import Segment, leading_to, segment_of
 
 _READ_TWICE = 16 * 2**20

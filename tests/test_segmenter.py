@@ -17,7 +17,8 @@ from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200, Device
 from shardfuse.passes import PASSES, bind
 from shardfuse.schedulers import SCHEDULERS
-from shardfuse.segmenter import ScheduledSegment, choose_scheduler, segment_fusion
+from shardfuse.schedulers.choice import choose_scheduler, is_one_kernel, lone_scheduler
+from shardfuse.segmenter import ScheduledSegment, segment_fusion
 from shardfuse.segments.segment import Segment
 
 Define = Callable[[FusionDefinition], None]
@@ -269,9 +270,12 @@ def test_a_long_chain_is_asked_about_once_for_each_operation(has_casts: bool, mo
     """Schedulers look at each Expr of a segment that they are asked about: in all at a few for each operation."""
     seen: list[int] = []
 
-    def counted(segment: Segment, device: Device) -> tuple[str | None, tuple[tuple[str, str], ...]]:
-        seen.append(len(segment.exprs))
-        return choose_scheduler(segment, device)
+    def counted(ask: Callable[[Segment, Device], object]) -> Callable[[Segment, Device], object]:
+        def asked(segment: Segment, device: Device) -> object:
+            seen.append(len(segment.exprs))
+            return ask(segment, device)
+
+        return asked
 
     def define(fd: FusionDefinition) -> None:
         x, y = fd.define_tensor([64]), fd.define_tensor([64])
@@ -280,7 +284,8 @@ def test_a_long_chain_is_asked_about_once_for_each_operation(has_casts: bool, mo
             x = fd.ops.cast(fd.ops.cast(x, DataType.Half), DataType.Float) if has_casts else x
         fd.add_output(x)
 
-    monkeypatch.setattr("shardfuse.segmenter.choose_scheduler", counted)
+    for ask in (choose_scheduler, is_one_kernel, lone_scheduler):
+        monkeypatch.setattr(f"shardfuse.segmenter.{ask.__name__}", counted(ask))
     (segment,) = segments(define)
     assert (segment.scheduler, segment.refusals) == (
         "pointwise", choose_scheduler(segment.segment, H200)[1]

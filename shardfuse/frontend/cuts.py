@@ -11,7 +11,7 @@ from ..device import Device
 from ..ir.digits import extent
 from ..ir.expr import Expr, reads_of
 from ..schedulers import ALONE, makes_kernels
-from ..segmenter import choose_scheduler
+from ..schedulers.choice import choose_scheduler
 from ..segments.segment import Segment
 
 

@@ -171,7 +171,7 @@ def analyse(segment: Segment) -> Space | str:
     cut = cut_into_atoms(segment)
     if isinstance(cut, str):
         return cut
-    pieces, atoms, lost = cut
+    lost = cut[2]
     taken: dict[frozenset[Digit], Expr] = {}
     for expr, gone in lost.items():
         if not isinstance(expr.op, Reduce | Statistic | Pick):
