@@ -160,7 +160,7 @@ class _Segmenter:
                 if maker is not None and maker not in found and self.cheap[maker]:
                     found[maker] = None
                     todo.append(maker)
-        return sorted(found, key=self.position.__getitem__)
+        return sorted(found, key=self.position.__getitem__) if len(found) > 1 else list(found)
 
     def segment_of(self, group: Sequence[Expr]) -> Segment:
         exprs = list(group) if group[0] in self.alone else self.with_cheap(group)

@@ -71,8 +71,9 @@ def _behind_others(region: Region) -> dict[Node, None]:
         n = n.next
         if n in inside:
             continue
-        behind = [a for a in n.all_input_nodes if a in held]
-        if not behind and not any(a in inside for a in n.all_input_nodes):
+        read = n.all_input_nodes
+        behind = [a for a in read if a in held]
+        if not behind and not any(a in inside for a in read):
             continue
         is_far = any(held[a] for a in behind)
         if is_far and n in readers:
