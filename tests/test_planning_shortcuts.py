@@ -32,7 +32,7 @@ def norms_and_losses() -> FusionDefinition:
         scale = o.max(blocks, [2])
         e = o.exp(o.sub(y, o.max(y, [1], keepdim=True)))
         total = o.sum(e, [1], keepdim=True)
-        index = o.reshape(o.iota(COLUMNS, 0, 1), [1, COLUMNS])
+        index = o.iota(COLUMNS)
         picked = o.sum(o.where(o.eq(index, target), y, 0.0), [1])
         for out in (h, scale, o.div(e, total), o.sub(o.log(o.squeeze(total, [1])), picked), o.sum(o.mul(y, r), [0])):
             fd.add_output(out)
@@ -40,8 +40,22 @@ def norms_and_losses() -> FusionDefinition:
     return fd
 
 
+def picked_rows() -> FusionDefinition:
+    """Rows less the element that an index picks, which are stored in the one walk that their statistics take."""
+    with FusionDefinition() as fd:
+        x, target = fd.define_tensor([ROWS, COLUMNS]), fd.define_tensor([ROWS, 1], dtype=DataType.Int)
+        o = fd.ops
+        largest = o.max(x, [1], keepdim=True)
+        total = o.sum(o.exp(o.sub(x, largest)), [1], keepdim=True)
+        index = o.iota(COLUMNS)
+        picked = o.sum(o.where(o.eq(index, target), x, 0.0), [1], keepdim=True)
+        fd.add_output(o.add(o.log(total), largest))
+        fd.add_output(o.sub(x, picked))
+    return fd
+
+
 def fusions() -> list[tuple[FusionDefinition, dict]]:
-    found = [(norms_and_losses(), {})]
+    found = [(norms_and_losses(), {}), (picked_rows(), {})]
     for seed in range(900_000, 900_120):
         _, case = random_case(seed)
         found.append((case.fd, case.sizes or {}))
