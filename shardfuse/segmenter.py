@@ -94,8 +94,15 @@ class _Segmenter:
         order = self.in_order(list(self.groups))
         segments = [self.segment_of(self.groups[g]) for g in order]
         kernels = [s for s, g in zip(segments, order, strict=True) if g not in self.lone]
+        chosen = {s: self.lone.get(g) for s, g in zip(segments, order, strict=True)}
         segments = min((self.recomputed(segments, kernels, slack) for slack in _SLACK), key=moved_bytes)
-        return [ScheduledSegment(s, *named(s, self.device)) for s in segments]
+        return [
+            # of collectives that are packed nothing else is asked
+            ScheduledSegment(s, "communication", ())
+            if chosen.get(s) == "communication"
+            else ScheduledSegment(s, *named(s, self.device))
+            for s in segments
+        ]
 
     def recomputed(self, segments: list[Segment], kernels: Sequence[Segment], slack: float) -> list[Segment]:
         """``segments`` with chains computed again, and readers of the same tensors joined."""
