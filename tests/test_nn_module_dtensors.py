@@ -67,6 +67,10 @@ CASES = {
     ),
     "softmax": Case(lambda m: nn.Softmax(mesh=m, input=LAST), lambda x: x.softmax(-1), (3, 7), [S1]),
     "log_softmax": Case(lambda m: nn.LogSoftmax(0, mesh=m, input=S1), lambda x: x.log_softmax(0), (3, 7), [S1]),
+    "softmax_of_nothing": Case(lambda m: nn.Softmax(mesh=m, input=LAST), lambda x: x.softmax(-1), (3, 0), [S1]),
+    "log_softmax_of_nothing": Case(
+        lambda m: nn.LogSoftmax(0, mesh=m, input=S0), lambda x: x.log_softmax(0), (0, 3), [S0]
+    ),
     "gelu": Case(lambda m: nn.GELU(mesh=m, input=S0), functional.gelu, (3, 4), [S0]),
     "geglu": Case(
         lambda m: nn.GeGLU(mesh=m, input=LAST), lambda g, u: functional.gelu(g) * u, (2, 3, 5), [S2], 2

@@ -86,7 +86,7 @@ class _Softmax(TwinnedModule):
             mask_of_row = mask if mask is None or mask.ndim else mask[None]
             self._check(x, mask)
             return self._forward(x[None], mask_of_row, unsharded=None)[0]
-        if x.numel() == 0 and self._is_of_nothing(x):
+        if x.numel() == 0 and self._is_of_nothing(x, unsharded):
             self._check(x, mask)
             return torch.log_softmax(x, self.dim) if self._is_log else torch.softmax(x, self.dim)
         if mask is None:
@@ -107,10 +107,12 @@ class _Softmax(TwinnedModule):
             return self.library_op([x, mask], self.twin_text, None if unsharded is None else list(unsharded))[0]
         return (self.twin() if learns else self).run((x, mask), unsharded)[0]
 
-    def _is_of_nothing(self, x: torch.Tensor) -> bool:
-        """Has ``dim`` no element on any rank?"""
-        is_there = -x.ndim <= self.dim < x.ndim
-        return is_there and x.shape[self.dim] == 0 and self.dim % x.ndim not in self._input.resolve("x", x.ndim).shards
+    def _is_of_nothing(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> bool:
+        """Has ``dim`` no element on any rank?  Of a piece that is alone in its call this rank cannot tell."""
+        if not -x.ndim <= self.dim < x.ndim or x.shape[self.dim]:
+            return False
+        is_cut = self.dim % x.ndim in self._input.resolve("x", x.ndim).shards
+        return not is_cut or (unsharded is not None and len(unsharded) == x.ndim and unsharded[self.dim] == 0)
 
     def _masked_in_full(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> frozenset[int]:
         """Dims of which a piece of one element may be all of a mask's or one of many: there, masks are as long as x.
