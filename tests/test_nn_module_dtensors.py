@@ -67,10 +67,6 @@ CASES = {
     ),
     "softmax": Case(lambda m: nn.Softmax(mesh=m, input=LAST), lambda x: x.softmax(-1), (3, 7), [S1]),
     "log_softmax": Case(lambda m: nn.LogSoftmax(0, mesh=m, input=S1), lambda x: x.log_softmax(0), (3, 7), [S1]),
-    "softmax_of_nothing": Case(lambda m: nn.Softmax(mesh=m, input=LAST), lambda x: x.softmax(-1), (3, 0), [S1]),
-    "log_softmax_of_nothing": Case(
-        lambda m: nn.LogSoftmax(0, mesh=m, input=S0), lambda x: x.log_softmax(0), (0, 3), [S0]
-    ),
     "gelu": Case(lambda m: nn.GELU(mesh=m, input=S0), functional.gelu, (3, 4), [S0]),
     "geglu": Case(
         lambda m: nn.GeGLU(mesh=m, input=LAST), lambda g, u: functional.gelu(g) * u, (2, 3, 5), [S2], 2
@@ -113,36 +109,6 @@ def test_every_module() -> None:
             except Exception as error:
                 error.add_note(f"case {name}")
                 raise
-
-    run_ranks(2, run)
-
-
-def test_a_mask_that_is_a_dtensor() -> None:
-    x, mask = numbers((4, 5, 7), 1, torch.float64), numbers((5, 7), 2, torch.float64) > -0.5
-    bias = numbers((1, 7), 3, torch.float64)
-    bias = bias.clone().requires_grad_()
-    weights = numbers(x.shape, 4, torch.float64)
-    wanted = (x + bias).softmax(-1)
-    wanted.backward(weights)
-
-    def run(rank: int, size: int) -> None:
-        torch_mesh = make_mesh((2,))
-        mesh = DeviceMesh(torch_mesh.mesh)
-        for at, fitting in ((S1, S0), (S2, S1), (S0, R)):
-            module, given = nn.Softmax(mesh=mesh, input=at), distribute(x, torch_mesh, [at])
-            found = module(given, distribute(mask, torch_mesh, [fitting])).full_tensor()
-            assert_beside(found, x.masked_fill(~mask, -torch.inf).softmax(-1), "result")
-            with pytest.raises(PlacementError, match="mask"):
-                module(given, distribute(mask, torch_mesh, [R if fitting != R else S0]))
-        learned = distribute(bias.detach(), torch_mesh, [R]).requires_grad_()
-        even = distribute(x, torch_mesh, [S0])
-        found = nn.Softmax(mesh=mesh, input=S0)(even, learned)
-        found.backward(distribute(weights, torch_mesh, [S0]))
-        assert_beside(learned.grad.full_tensor(), bias.grad, "the mask's gradient")
-        with pytest.raises(ModuleInputError, match="mask has a DTensor"):
-            nn.Softmax(mesh=mesh, input=S0)(even.to_local(), learned)
-        with pytest.raises(ModuleInputError, match="a gradient that is wanted"):
-            nn.Softmax(mesh=mesh, input=S1)(distribute(x, torch_mesh, [S1]), learned)
 
     run_ranks(2, run)
 
