@@ -125,6 +125,13 @@ def test_rotary_and_log_prob() -> None:
         turned = module(*(distribute(t, torch_mesh, [S2]) for t in (q, k)))
         for got, want in zip(turned, alone, strict=True):
             assert_beside(got.full_tensor(), want)
+        whole = torch.arange(5)
+        for named in ({"positions": whole}, dict(zip(("cos", "sin"), module.tables(whole), strict=True))):
+            for placed in (S0, R):
+                given = {name: distribute(t, torch_mesh, [placed]) for name, t in named.items()}
+                for some in (q, distribute(q, torch_mesh, [S2])):
+                    with pytest.raises(ModuleInputError, match=f"{next(iter(named))} has a DTensor"):
+                        module(some, **given)
         probability = nn.LogProb(mesh=mesh, logits=LAST, entropy=True)
         found = probability(distribute(logits, torch_mesh, [S1]), distribute(target, torch_mesh, [R]))
         for got, want in zip(found, entropy(logits), strict=True):
