@@ -113,36 +113,6 @@ def test_every_module() -> None:
     run_ranks(2, run)
 
 
-def test_a_mask_that_is_a_dtensor() -> None:
-    x, mask = numbers((4, 5, 7), 1, torch.float64), numbers((5, 7), 2, torch.float64) > -0.5
-    bias = numbers((1, 7), 3, torch.float64)
-    bias = bias.clone().requires_grad_()
-    weights = numbers(x.shape, 4, torch.float64)
-    wanted = (x + bias).softmax(-1)
-    wanted.backward(weights)
-
-    def run(rank: int, size: int) -> None:
-        torch_mesh = make_mesh((2,))
-        mesh = DeviceMesh(torch_mesh.mesh)
-        for at, fitting in ((S1, S0), (S2, S1), (S0, R)):
-            module, given = nn.Softmax(mesh=mesh, input=at), distribute(x, torch_mesh, [at])
-            found = module(given, distribute(mask, torch_mesh, [fitting])).full_tensor()
-            assert_beside(found, x.masked_fill(~mask, -torch.inf).softmax(-1), "result")
-            with pytest.raises(PlacementError, match="mask"):
-                module(given, distribute(mask, torch_mesh, [R if fitting != R else S0]))
-        learned = distribute(bias.detach(), torch_mesh, [R]).requires_grad_()
-        even = distribute(x, torch_mesh, [S0])
-        found = nn.Softmax(mesh=mesh, input=S0)(even, learned)
-        found.backward(distribute(weights, torch_mesh, [S0]))
-        assert_beside(learned.grad.full_tensor(), bias.grad, "the mask's gradient")
-        with pytest.raises(ModuleInputError, match="mask has a DTensor"):
-            nn.Softmax(mesh=mesh, input=S0)(even.to_local(), learned)
-        with pytest.raises(ModuleInputError, match="a gradient that is wanted"):
-            nn.Softmax(mesh=mesh, input=S1)(distribute(x, torch_mesh, [S1]), learned)
-
-    run_ranks(2, run)
-
-
 def test_rotary_and_log_prob() -> None:
     q, k = numbers((2, 4, 5, 6), 1, torch.float64), numbers((2, 4, 5, 6), 2, torch.float64)
     logits, target = numbers((5, 7), 3, torch.float64), torch.full((5,), 2)
@@ -155,6 +125,13 @@ def test_rotary_and_log_prob() -> None:
         turned = module(*(distribute(t, torch_mesh, [S2]) for t in (q, k)))
         for got, want in zip(turned, alone, strict=True):
             assert_beside(got.full_tensor(), want)
+        whole = torch.arange(5)
+        for named in ({"positions": whole}, dict(zip(("cos", "sin"), module.tables(whole), strict=True))):
+            for placed in (S0, R):
+                given = {name: distribute(t, torch_mesh, [placed]) for name, t in named.items()}
+                for some in (q, distribute(q, torch_mesh, [S2])):
+                    with pytest.raises(ModuleInputError, match=f"{next(iter(named))} has a DTensor"):
+                        module(some, **given)
         probability = nn.LogProb(mesh=mesh, logits=LAST, entropy=True)
         found = probability(distribute(logits, torch_mesh, [S1]), distribute(target, torch_mesh, [R]))
         for got, want in zip(found, entropy(logits), strict=True):

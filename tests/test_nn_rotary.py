@@ -193,6 +193,8 @@ def test_bad_inputs() -> None:
         (lambda: module(q, q, cos[:4], cos[:4]), "cos has shape"),
         (lambda: module(q, q, cos, torch.ones(5, 3)), "sin has shape"),
         (lambda: module(q, positions=torch.arange(4)), "cos has shape"),
+        (lambda: module(q, positions=torch.arange(5) + 0j), "positions has dtype torch.complex64"),
+        (lambda: module.tables([0, 1, 2, 3, 4]), "positions has type list"),
     ):
         with pytest.raises(ModuleInputError, match=named):
             call()

@@ -111,6 +111,11 @@ class RotaryEmbedding(TakesProducts, FusedModule):
 
         Layers that turn by the same angles compute them once, and pass them to each call.
         """
+        self.check_type("positions", positions)
+        _check_local("positions", positions)
+        if positions.is_complex():
+            found = f"dtype {positions.dtype}"
+            raise ModuleInputError("RotaryEmbedding", "positions", found, "integers or real numbers", "cast it")
         exponents = torch.arange(0, self.rotary_dim, 2, device=positions.device, dtype=torch.float32) / self.rotary_dim
         angles = positions.to(torch.float32)[..., None] * self.base**-exponents
         return angles.cos(), angles.sin()
@@ -308,6 +313,8 @@ class RotaryEmbedding(TakesProducts, FusedModule):
     def _table(self, name: str, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """[batch or 1, heads as 1, sequence, rotary_dim / 2], in the order of the query's dims."""
         half, along = self.rotary_dim // 2, self._sequence_dim
+        if type(table) not in PLAIN:
+            _check_local(name, table)
         if table.requires_grad and torch.is_grad_enabled():
             expected, advice = "one that requires none, as none is computed", f"pass {name}.detach()"
             raise ModuleInputError("RotaryEmbedding", name, "a gradient that is wanted", expected, advice)
@@ -333,6 +340,13 @@ class RotaryEmbedding(TakesProducts, FusedModule):
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, base={self.base}, rotary_dim={self.rotary_dim}, interleaved={self.interleaved}"
+
+
+def _check_local(name: str, table: torch.Tensor) -> None:
+    """Raise ModuleInputError for positions, cosines and sines that are DTensors."""
+    if has_dtensor((table,)):
+        expected, advice = "this rank's local tensor, whatever the query is", f"pass {name}.to_local()"
+        raise ModuleInputError("RotaryEmbedding", name, "a DTensor", expected, advice)
 
 
 def _count(packed: tuple[int, int]) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never, cast
 
 import torch
 
@@ -25,6 +25,8 @@ from .settings import Setting
 from .twins import TwinnedModule
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
     from .placement import Placements
 
 
@@ -67,16 +69,32 @@ class _Softmax(TwinnedModule):
             given, shape = [Given("x", x, self._input)], tuple(x.shape)
             if mask is not None:
                 self._check(x, mask)
-                given.append(Given("mask", mask, self._beside(x, mask)))
+                beside = self._beside(x, mask)
+                if self._wants_sum_of_shards(x, mask, beside):
+                    self._refuse_gradient()
+                given.append(Given("mask", mask, beside))
             here = partial(self._forward, unsharded=shape)
             return on_local_tensors(here, self.mesh, given, [Result(shape, self._input, self._input)])
         return self._forward(x, mask, unsharded=unsharded)
 
     def _beside(self, x: torch.Tensor, mask: torch.Tensor) -> TensorPlacement:
-        """Where a mask lives that is a DTensor: cut as x is, and whole along dims in which it is broadcast."""
+        """Where a mask lives that is a DTensor: cut as x is, and whole along dims in which it is broadcast.
+
+        Along a dim that is one element of x too, the mask may be either.
+        """
         before = x.ndim - mask.ndim
         at = self._input.resolve("input", x.ndim)
-        shards = (None if d is None or d < before or mask.shape[d - before] == 1 else d - before for d in at.shards)
+        given = cast("DTensor", mask).placements if has_dtensor((mask,)) else ()
+        if len(given) != len(at.shards):  # refused where it is compared
+            given = (None,) * len(at.shards)
+
+        def cut(d: int | None, placed: Placement | None) -> int | None:
+            if d is None or d < before:
+                return None
+            is_beside = x.shape[d] == 1 and placed is not None and placed.is_shard(d - before)
+            return d - before if mask.shape[d - before] != 1 or is_beside else None
+
+        shards = [cut(d, placed) for d, placed in zip(at.shards, given, strict=True)]
         return replace(at, shards=tuple(shards))
 
     def _forward(
@@ -86,31 +104,46 @@ class _Softmax(TwinnedModule):
             mask_of_row = mask if mask is None or mask.ndim else mask[None]
             self._check(x, mask)
             return self._forward(x[None], mask_of_row, unsharded=None)[0]
-        if x.numel() == 0 and self._is_of_nothing(x):
+        if x.numel() == 0 and self._is_of_nothing(x, unsharded):
             self._check(x, mask)
             return torch.log_softmax(x, self.dim) if self._is_log else torch.softmax(x, self.dim)
         if mask is None:
             return self.run((x,), unsharded)[0]
         if mask.ndim > x.ndim or has_dtensor((mask,)):
             self._check(x, mask)
-        learns = mask.requires_grad and torch.is_grad_enabled() and mask.dtype is not torch.bool
+        learns = _learns(mask)
         mask = (mask if learns else mask.detach())[(None,) * (x.ndim - mask.ndim)]
         cut = self._masked_in_full(x, unsharded)
         if any(mask.shape[d] == 1 != x.shape[d] for d in cut):
             self._check(x, mask)
             if learns and self.mesh is not None:
-                found, expected = "a gradient that is wanted", "none of a mask of one element along a dim in shards"
-                advice = "pass mask.detach(), or a mask as long as x"
-                raise ModuleInputError(type(self).__name__, "mask", found, expected, advice)
+                self._refuse_gradient()
             mask = mask.expand([x.shape[d] if d in cut else n for d, n in enumerate(mask.shape)])
         if learns and torch.compiler.is_compiling():  # Dynamo would trace how the twin is made
             return self.library_op([x, mask], self.twin_text, None if unsharded is None else list(unsharded))[0]
         return (self.twin() if learns else self).run((x, mask), unsharded)[0]
 
-    def _is_of_nothing(self, x: torch.Tensor) -> bool:
-        """Has ``dim`` no element on any rank?"""
-        is_there = -x.ndim <= self.dim < x.ndim
-        return is_there and x.shape[self.dim] == 0 and self.dim % x.ndim not in self._input.resolve("x", x.ndim).shards
+    def _wants_sum_of_shards(self, x: torch.Tensor, mask: torch.Tensor, beside: TensorPlacement) -> bool:
+        """Is the gradient of a DTensor, the mask, a sum over shards of x?  All ranks answer alike."""
+        before, cut = x.ndim - mask.ndim, self._masked_in_full(x, x.shape)
+        at = self._input.resolve("input", x.ndim)
+        pieces = {d for d, own in zip(at.shards, beside.shards, strict=True) if d is not None and own is None}
+        ones = {d for d in cut if d < before or mask.shape[d - before] == 1}
+        return _learns(mask) and any(x.shape[d] != 1 or d in pieces for d in ones)
+
+    def _refuse_gradient(self) -> Never:
+        found, expected = "a gradient that is wanted", "none of a mask of one element along a dim in shards"
+        advice = "pass mask.detach(), or a mask as long as x"
+        raise ModuleInputError(type(self).__name__, "mask", found, expected, advice)
+
+    def _is_of_nothing(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> bool:
+        """Has ``dim`` no element on any rank?  Of a piece that is alone in its call this rank cannot tell."""
+        if not -x.ndim <= self.dim < x.ndim or x.shape[self.dim]:
+            return False
+        sizes = () if self.mesh is None else self.mesh.shape
+        shards = self._input.resolve("x", x.ndim).shards
+        is_cut = any(n > 1 and d == self.dim % x.ndim for n, d in zip(sizes, shards, strict=False))
+        return not is_cut or (unsharded is not None and len(unsharded) == x.ndim and unsharded[self.dim] == 0)
 
     def _masked_in_full(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> frozenset[int]:
         """Dims of which a piece of one element may be all of a mask's or one of many: there, masks are as long as x.
@@ -165,6 +198,10 @@ class _Softmax(TwinnedModule):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, scale={self.scale}"
+
+
+def _learns(mask: torch.Tensor) -> bool:
+    return mask.requires_grad and torch.is_grad_enabled() and mask.dtype is not torch.bool
 
 
 @checked(ModuleArgumentError, ("__init__",))
