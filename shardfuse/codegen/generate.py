@@ -24,7 +24,7 @@ from .packed import MisalignedPacked, Packed
 from .row_loop import RowLoopSums, row_loop_index, write_row_loop
 from .sending import Sending
 from .sending_rows import SendingRows, row_sender_lines
-from .sides import Sided, rows_index, turned_index, write_flat
+from .sides import Sided, rows_index, turned_index
 from .source import BLOCK, PROGRAM, Kernel, KernelSource
 from .stages import one_launch
 from .statements import Branch, Statement, defined
@@ -120,7 +120,7 @@ def _emitted(
     if plan.space.walked:
         return by(LaggedRowLoop, write_lagged_loop) if schedule.lag else by(RowLoopSums, write_row_loop)
     if plan.space.sides[1]:
-        return by(Sided, write_flat)
+        return by(Sided, write_unrolled)
     if schedule.lag:
         return by(MisalignedLaggedRows if schedule.is_aligned_down else LaggedRows, write_lagged_rows)
     if exchange is not None and exchange.sent is not None:
