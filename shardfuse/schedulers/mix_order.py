@@ -48,11 +48,10 @@ class Mixed:
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not of mixed order; ``None`` where it is."""
-    segment = added_sums(segment)
     mixed = analyse_mixed(segment, device)
     if isinstance(mixed, str):
         return mixed
-    finishes = _finishes(segment, mixed, _columns(mixed, 2)[0], device)
+    finishes = _finishes(mixed, _columns(mixed, 2)[0])
     if isinstance(finishes, str):
         return finishes
     if _tile(mixed) is not None:
@@ -69,9 +68,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """As many rows under way as registers and shared memory hold; a group for each that no program holds."""
-    segment = added_sums(segment)
-    mixed = analyse_mixed(segment, device)
-    assert not isinstance(mixed, str), mixed
+    mixed = _mixed(segment, device)
     space, tile = mixed.space, _tile(mixed)
     if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
@@ -84,7 +81,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     own = tile.registers(device)
     return Schedule(
         RowLoop(rows, _block(space, tile), tile.keeps),
-        split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(segment)),
+        split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(space.segment)),
         launch=Launch(
             tile.warps,
             stages((rows * space.row_bytes + again) * tile.programs, LAUNCH.stages, device),
@@ -149,11 +146,9 @@ def _turns(space: Features) -> int:
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
-    segment = added_sums(segment)
-    mixed = analyse_mixed(segment, device)
-    assert not isinstance(mixed, str), mixed
+    mixed = _mixed(segment, device)
     columns, split = _columns(mixed, schedule.parts)
-    finishes = _finishes(segment, mixed, columns, device)
+    finishes = _finishes(mixed, columns)
     assert not isinstance(finishes, str), finishes
     first = storing(mixed.main, mixed.stored, columns)
     space = with_partials(first, mixed.space, columns, split)
@@ -162,15 +157,23 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
         space = features(finish, device)
         how = finishing(space) if space.r else pointwise.propose(finish, device)
         plans.append(KernelPlan.of("finish", space, how))
-    return (one_launch("mix_order", segment, plans),) if schedule.is_one_launch else tuple(plans)
+    return (one_launch("mix_order", mixed.space.segment, plans),) if schedule.is_one_launch else tuple(plans)
 
 
 # the space
 
 
+def _mixed(segment: Segment, device: Device) -> Mixed:
+    """What the walk of a segment that the scheduler took is."""
+    mixed = analyse_mixed(segment, device)
+    assert not isinstance(mixed, str), mixed
+    return mixed
+
+
 @lru_cache(maxsize=64)
 def analyse_mixed(segment: Segment, device: Device) -> Mixed | str:
-    """The space of the walk, or why there is none."""
+    """The space of the walk, of the segment with sums that are only added up as one, or why there is none."""
+    segment = added_sums(segment)
     if sum(isinstance(e.op, Reduce) for e in segment.exprs) < 2:
         return "it does not reduce both ways"
     cut = cut_into_atoms(segment)
@@ -204,7 +207,7 @@ def analyse_mixed(segment: Segment, device: Device) -> Mixed | str:
     r, phase = tuple(a for a in order if a in rows[0]), _phases(segment, gone, columns)
     turns = tuple(a for a in kept if a in walked)
     space = Space(segment, x, r, atoms, pieces, phase, is_inner=True, walked=turns)
-    return _mixed(segment, columns, on(space, device))
+    return _parted(columns, on(space, device))
 
 
 def _refusal(
@@ -230,8 +233,9 @@ def _phases(segment: Segment, gone: Mapping[Expr, frozenset[Digit]], columns: Se
     return phase
 
 
-def _mixed(segment: Segment, columns: Sequence[Expr], space: Features) -> Mixed | str:
-    """``segment`` parted into what leads to column sums and what rests on them."""
+def _parted(columns: Sequence[Expr], space: Features) -> Mixed | str:
+    """The segment of ``space`` parted into what leads to column sums and what rests on them."""
+    segment = space.segment
     rests: dict[BoundTensor, None] = dict.fromkeys(e.output for e in columns)
     for e in segment.exprs:
         summed = next((t for t in e.tensors if t in rests), None)
@@ -260,10 +264,9 @@ def _columns(mixed: Mixed, splits: int) -> tuple[dict[Expr, BoundTensor], Digit]
     return {e: workspace(e, (*kept, (split,), *((a,) for a in space.r))) for e in mixed.columns}, split
 
 
-def _finishes(
-    segment: Segment, mixed: Mixed, columns: Mapping[Expr, BoundTensor], device: Device
-) -> list[Segment] | str:
+def _finishes(mixed: Mixed, columns: Mapping[Expr, BoundTensor]) -> list[Segment] | str:
     """Segments that finish the column sums: as few as have one iteration space each."""
+    segment, device = mixed.space.segment, mixed.space.device
     finished: dict[BoundTensor, Expr] = {}
     for e, w in columns.items():
         gone = [k for k, axis in enumerate(w.domain.logical) if axis[0] not in mixed.space.atoms[e.output]]

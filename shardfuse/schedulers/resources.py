@@ -221,8 +221,6 @@ def copies_of_one(device: Device) -> int:
 
 def within_shared(space: Features, schedule: Schedule) -> Schedule:
     """``schedule`` of a loop with no more stages than shared memory holds the copies of."""
-    if schedule.is_held:
-        return schedule
     return schedule.with_stages(stages(turn_bytes(space, schedule), schedule.launch.stages, space.device))
 
 
