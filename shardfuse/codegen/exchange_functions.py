@@ -186,9 +186,8 @@ def await_turn_text(name: str, peers: int, *, interpret: bool) -> str:
 # words that programs of a GPU exchange
 
 
-def no_wait_text() -> str:
-    """``wait_for`` of ``kernel_functions/gpu_functions.py`` where members of a group run one after the other."""
-    return documented("wait_for", ["ptr", "come", "count"], "Go on, whoever has come.", [])
+NO_WAIT = documented("wait_for", ["ptr", "come", "count"], "Go on, whoever has come.", [])
+"""``wait_for`` of ``kernel_functions/gpu_functions.py`` where members of a group run one after the other."""
 
 
 def post_polled_text(*, by_one: bool) -> str:

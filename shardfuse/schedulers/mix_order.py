@@ -19,29 +19,28 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..device import MAX_REGISTERS, Device
-from ..ir.digits import Digit, Root, extent, listed
+from ..ir.digits import Digit, extent, listed
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..segments.added_sums import added_sums
-from ..segments.segment import Atoms, Segment, leading_to, segment_of
+from ..segments.segment import Atoms, Segment, segment_of
 from ..segments.space import Space, cut_into_atoms, lost, storage_order
 from . import pointwise, reduction
-from .features import Features, features, itemsizes, on
+from .features import Features, accepted, features, itemsizes, on
 from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within
 from .plan import KernelPlan, may_be_stages, one_launch
 from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
-from .split_k import finish_of, finishing, storing, with_partials, workspace
+from .split_k import finish_of, finishing, split_of, storing, workspace
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """``columns``: the reductions down columns.  ``main``: what the walk computes; ``after``: what rests on columns."""
+    """``columns``: reductions down columns.  ``stored``: what else the walk gives; ``after``: what rests on columns."""
 
     space: Features
     columns: tuple[Expr, ...]
-    main: tuple[Expr, ...]
     stored: tuple[BoundTensor, ...]
     after: tuple[BoundTensor, ...]
 
@@ -68,7 +67,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """As many rows under way as registers and shared memory hold; a group for each that no program holds."""
-    mixed = _mixed(segment, device)
+    mixed = accepted(analyse_mixed(segment, device))
     space, tile = mixed.space, _tile(mixed)
     if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
@@ -146,12 +145,10 @@ def _turns(space: Features) -> int:
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
-    mixed = _mixed(segment, device)
+    mixed = accepted(analyse_mixed(segment, device))
     columns, split = _columns(mixed, schedule.parts)
-    finishes = _finishes(mixed, columns)
-    assert not isinstance(finishes, str), finishes
-    first = storing(mixed.main, mixed.stored, columns)
-    space = with_partials(first, mixed.space, columns, split)
+    finishes = accepted(_finishes(mixed, columns))
+    space = storing(mixed.space, mixed.stored, columns, split)
     plans = [KernelPlan.of("mix_order", space, schedule, split)]
     for finish in finishes:
         space = features(finish, device)
@@ -161,13 +158,6 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 
 
 # the space
-
-
-def _mixed(segment: Segment, device: Device) -> Mixed:
-    """What the walk of a segment that the scheduler took is."""
-    mixed = analyse_mixed(segment, device)
-    assert not isinstance(mixed, str), mixed
-    return mixed
 
 
 @lru_cache(maxsize=64)
@@ -248,9 +238,7 @@ def _parted(columns: Sequence[Expr], space: Features) -> Mixed | str:
         missing = frozenset(space.x) - space.atoms[t] or (space.has_r(t) and frozenset(space.r) - space.atoms[t])
         if missing:
             return f"{t} lacks {listed(missing)}"
-    main = leading_to(segment.exprs, [*stored, *(e.output for e in columns)])
-    after = tuple(t for t in segment.outputs if t in rests)
-    return Mixed(space, tuple(e for e in main if e in columns), tuple(main), stored, after)
+    return Mixed(space, tuple(columns), stored, tuple(t for t in segment.outputs if t in rests))
 
 
 # the second kernel
@@ -259,7 +247,7 @@ def _parted(columns: Sequence[Expr], space: Features) -> Mixed | str:
 def _columns(mixed: Mixed, splits: int) -> tuple[dict[Expr, BoundTensor], Digit]:
     """Each column reduction and its workspace ``[kept rows..., split, columns...]``, and the digit of ``split``."""
     space = mixed.space
-    split = Digit(Root("split", splits), 1, splits)
+    split = split_of(splits)
     kept = [(a,) for a in space.x if a not in space.walked]
     return {e: workspace(e, (*kept, (split,), *((a,) for a in space.r))) for e in mixed.columns}, split
 
