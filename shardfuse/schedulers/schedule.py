@@ -197,6 +197,12 @@ class Schedule:
         """Are partial results finished in the launch that makes them?"""
         return self.split is not None and self.split.in_one_launch
 
+    @property
+    def form(self) -> tuple[str, ...]:
+        """Which choice each part is: the tuner changes numbers, never the form."""
+        parts = (self.order, self.residency, self.group, self.exchange, self.split)
+        return tuple(type(part).__name__ for part in parts)
+
     def blocks(self, kept: int) -> int:
         """Programs, or groups, that so many kept elements take, one block each."""
         return -(-kept // (self.columns or self.kept))
