@@ -16,14 +16,7 @@ from .group_exchange import prefetch_next, write_group_exchange
 from .mesh_exchange import write_exchange
 from .misaligned import MisalignedLoop
 from .packed import Packed
-from .running_statistics import (
-    across_lanes,
-    across_members,
-    give,
-    held,
-    write_start,
-    write_take_in,
-)
+from .running_statistics import across_lanes, across_members, give, held, write_start, write_take_in
 from .sending import Sending
 from .statements import live_before
 from .tile import R_SIZE, Chunk
@@ -125,8 +118,10 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
 
 def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
     """``parts``: the reductions of a phase with what this program has; emits their values, or the group's."""
-    if e.schedule.members:
-        _exchange(e, list(parts))
+    if e.schedule.members:  # all reductions of the phase at once
+        parts = list(parts)
+        if parts:
+            take_whole(e, [expr for expr, _ in parts], write_group_exchange(e, _named(e, parts)))
         return
     if e.plan.exchange is not None:
         parts = list(parts)
@@ -138,13 +133,6 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
             return
     for expr, texts in parts:
         give(e, expr, texts)
-
-
-def _exchange(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> None:
-    """All reductions of a phase at once."""
-    if not parts:
-        return
-    take_whole(e, [expr for expr, _ in parts], write_group_exchange(e, _named(e, parts)))
 
 
 def parts_of(e: Emitter, reductions: Sequence[Expr], chunks: list[Chunk]) -> list[tuple[DataType, str]]:

@@ -46,12 +46,10 @@ def _packed(texts: Sequence[str]) -> list[str]:
     lines = [""]
     for text in texts:
         joined = f"{lines[-1]} + {text}" if lines[-1] else text
-        if len(joined) < MARGIN - 40:
-            lines[-1] = joined
-        elif lines[-1]:
+        if lines[-1] and len(joined) >= MARGIN - 40:
             lines.append(text)
         else:
-            lines[-1] = text
+            lines[-1] = joined
     return lines
 
 

@@ -33,12 +33,10 @@ class Emitter(Addresses):
     """Writes one kernel's body for one rank."""
 
     def __init__(
-        self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates, *, interpret: bool,
-        turns: int | None = None, program: str = PROGRAM,
-    ) -> None:  # fmt: skip
+        self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates, *, interpret: bool, program: str = PROGRAM
+    ) -> None:
         super().__init__(plan, Tile(plan, layouts, coordinates))
         self.interpret = interpret
-        self.turns = turns
         self.program = program
         self.out = Writer()
         self.producer = {t: e for t, e in plan.segment.maker.items() if t not in plan.segment.windows}
@@ -222,12 +220,8 @@ class Emitter(Addresses):
         text = acc.prepared(value.text, value.dtype)
         if not value.has_r or value.has_x != self.tile.x_lanes:
             text = f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
-        text = acc.reduced(in_blocks(self.tile, chunk, text), 1 + self.tile.x_lanes)
-        text = acc.finished(text, out.dtype.compute)
-        if out.dtype.is_low_precision and not acc.is_exact:
-            text = self.rounded(text, out)
-        name = self.name(out, chunk)
-        return self.assign(name, text, out.dtype.compute, self.tile.x_lanes, True, of_blocks=True)
+        text = self.finished(out, acc, acc.reduced(in_blocks(self.tile, chunk, text), 1 + self.tile.x_lanes))
+        return self.assign(self.name(out, chunk), text, out.dtype.compute, self.tile.x_lanes, True, of_blocks=True)
 
     def pick(self, expr: Expr, chunk: Chunk) -> tuple[Text, Text]:
         """One element of each row, and whether there is one: loaded and computed by itself."""
@@ -278,9 +272,9 @@ class Emitter(Addresses):
         return (f"libdevice.int1({text})", wanted) if wanted is DataType.Bool else (text, DataType.Double)
 
     def rounded(self, text: str, tensor: BoundTensor) -> str:
-        """Rounded to the narrow dtype of ``tensor``; where it is only stored, the store does that."""
+        """Rounded to the dtype of ``tensor`` where that is narrow; where it is only stored, the store does that."""
         by_hand = self.interpret and tensor.dtype is DataType.BFloat16
-        if tensor not in self._read and not by_hand:
+        if not tensor.dtype.is_low_precision or (tensor not in self._read and not by_hand):
             return text
         if tensor in self.saturated:
             return f"{narrow.saturating(text, tensor.dtype)}.to(tl.float32)"
@@ -302,9 +296,7 @@ class Emitter(Addresses):
         text = converted(*self.scalar(value, dtype), dtype)
         if value.is_literal and not text.startswith(("tl.full", "denormal")):
             text = f"tl.full([], {text}, {TRITON_TYPE[dtype]})"
-        if expr.output.dtype.is_low_precision:
-            text = self.rounded(text, expr.output)
-        return self.assign(self.name(expr.output, chunk), text, dtype, False, False)
+        return self.assign(self.name(expr.output, chunk), self.rounded(text, expr.output), dtype, False, False)
 
     def index(self, expr: Expr, chunk: Chunk, dtype: DataType = DataType.Int) -> tuple[str, bool, bool]:
         """The row-major index of ``expr``'s output, unsharded, and whether it has lanes along x and along r."""
@@ -323,9 +315,7 @@ class Emitter(Addresses):
         index, has_x, has_r = self.index(expr, chunk, wide)
         first, step = op.counting
         text = index if step == 1 else f"{index} * {step}"
-        text = converted(text if first == 0 else f"{text} + {first}", wide, dtype)
-        if expr.output.dtype.is_low_precision:
-            text = self.rounded(text, expr.output)
+        text = self.rounded(converted(text if first == 0 else f"{text} + {first}", wide, dtype), expr.output)
         return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
 
     def draw(self, expr: Expr, op: Random, chunk: Chunk) -> Text:
@@ -386,11 +376,14 @@ class Emitter(Addresses):
         zero = "0.0" if acc.dtype.is_floating else "0"
         return [f"tl.sum(tl.where({p.groups}, {name}_group[:, None], {zero}), axis=0)" for p in self.tile.pieces]
 
+    def finished(self, out: BoundTensor, acc: Accumulator, reduced: str) -> str:
+        """The text of what was accumulated as a value of ``out``."""
+        text = acc.finished(reduced, out.dtype.compute)
+        return text if acc.is_exact else self.rounded(text, out)
+
     def give(self, out: BoundTensor, acc: Accumulator, reduced: str, pieces: Sequence[Piece] = ()) -> None:
         """The value of a reduction from the text of what was accumulated, of all ``pieces`` or of these."""
         for piece, text in zip(pieces or self.tile.pieces, self.along_columns(str(out), acc, reduced), strict=True):
-            text = acc.finished(self.tile.expanded(text), out.dtype.compute)
-            if out.dtype.is_low_precision and not acc.is_exact:
-                text = self.rounded(text, out)
+            text = self.finished(out, acc, self.tile.expanded(text))
             suffix = piece.suffix if self.space.has_x(out) else ""
             self.values[out, suffix] = self.assign(f"{out}{suffix}", text, out.dtype.compute, self.tile.x_lanes, False)

@@ -29,7 +29,6 @@ from .interpreted_waits import (
     interpreted_post,
     interpreted_push,
 )
-from .statements import While
 
 GONE = "-1"
 """What a program that has given up stores in place of a turn."""
@@ -187,12 +186,8 @@ def await_turn_text(name: str, peers: int, *, interpret: bool) -> str:
 # words that programs of a GPU exchange
 
 
-def bounded_wait_text(turns: int) -> str:
-    """``wait_for`` of ``kernel_functions/gpu_functions.py`` that gives up after so many polls, for tests."""
-    polling = ['come = tl.atomic_add(ptr, 0, sem="acquire")', "turns += 1"]
-    body = ["turns = 0", While(f"((come - count).to(tl.int32) < 0) & (turns < {turns})", polling)]
-    says = "Wait until ``count`` have come, of whom ``come`` had: one thread asks, for all, and gives up in the end."
-    return documented("wait_for", ["ptr", "come", "count"], says, body)
+NO_WAIT = documented("wait_for", ["ptr", "come", "count"], "Go on, whoever has come.", [])
+"""``wait_for`` of ``kernel_functions/gpu_functions.py`` where members of a group run one after the other."""
 
 
 def post_polled_text(*, by_one: bool) -> str:
@@ -205,26 +200,19 @@ def post_polled_text(*, by_one: bool) -> str:
     return documented("post", ["ptr", "epoch", "value"], _POSTED, body)
 
 
-def collect_words_text(name: str, results: int, *, turns: int | None, pack: int, interpret: bool) -> str:
-    """``turns``: polls after which a program gives up and goes on with what it has.
-
-    ``pack``: of each result, how many words a thread asks for at once.
-    """
+def collect_words_text(name: str, results: int, *, pack: int, interpret: bool) -> str:
+    """``pack``: of each result, how many words a thread asks for at once."""
     parameters = [*pointers(results), "epoch"]
     if interpret:
         bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(results))
         return documented(name, parameters, _AS_THEY_ARE, [f"return {bits}"])
     words = results * pack
     lines = [".reg .pred wrong;", f".reg .b64 word<{words}>;"]
-    lines.append(f".reg .u32 bits<{words}>, found<{words}>{', turns' if turns else ''};")
-    lines += ["mov.u32 turns, 0;"] if turns else []
-    lines.append("again:")
+    lines += [f".reg .u32 bits<{words}>, found<{words}>;", "again:"]
     lines += [f"ld.relaxed.gpu.global.b64 word{k}, [${words + k}];" for k in range(words)]
     for k in range(words):
         lines.append(f"mov.b64 {{bits{k}, found{k}}}, word{k};")
         lines.append(f"setp.ne{'.or' if k else ''}.u32 wrong, found{k}, ${2 * words}{', wrong' if k else ''};")
-    if turns:
-        lines += ["add.u32 turns, turns, 1;", f"setp.lt.and.u32 wrong, turns, {turns}, wrong;"]
     lines += ["@wrong bra again;", *given(words)]
     collecting = assembled(lines, pointers(results) | {"epoch": "r"}, results=results, pack=pack, is_returned=True)
     return documented(name, parameters, _COLLECTED, [collecting])

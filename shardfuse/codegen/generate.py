@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -24,7 +24,7 @@ from .packed import MisalignedPacked, Packed
 from .row_loop import RowLoopSums, row_loop_index, write_row_loop
 from .sending import Sending
 from .sending_rows import SendingRows, row_sender_lines
-from .sides import Sided, rows_index, turned_index, write_flat
+from .sides import Sided, rows_index, turned_index
 from .source import BLOCK, PROGRAM, Kernel, KernelSource
 from .stages import one_launch
 from .statements import Branch, Statement, defined
@@ -35,17 +35,20 @@ _Kind = TypeVar("_Kind", bound=Emitter)
 
 
 def generate(
-    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool = False, turns: int | None = None
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool = False, in_groups: bool = False
 ) -> KernelSource:
     """The kernel of ``plan`` for ``rank``.
 
     ``layouts``: this rank's storage of every input and output of ``plan.segment``, in any strides, 0 among them.
-    ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  ``turns``: polls after which a member of a
-    group gives up waiting, for tests.  No local extent may be 0.
+    ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong, of groups of one program; ``in_groups``: of
+    groups as they are planned, whose members do not wait there, for tests.  No local extent may be 0.
     """
+    plans: Sequence[KernelPlan] = plan.stages or (plan,)
+    if interpret and not in_groups:
+        plans = [member_alone(each) for each in plans]
     stages = [
-        _kernel(stage, layouts, rank, interpret=interpret, turns=turns, program=BLOCK if k else PROGRAM)
-        for k, stage in enumerate(plan.stages or (plan,))
+        _kernel(each, layouts, rank, interpret=interpret, program=BLOCK if k else PROGRAM)
+        for k, each in enumerate(plans)
     ]
     kernel = stages[0]
     if plan.stages:
@@ -56,13 +59,9 @@ def generate(
     return kernel.source(contracts=contracts)
 
 
-def _kernel(
-    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None, program: str
-) -> Kernel:
-    if interpret and turns is None and plan.schedule.members:
-        plan = member_alone(plan)
+def _kernel(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, program: str) -> Kernel:
     plan = with_access(plan, layouts, coordinates_on(plan.segment, rank))
-    emitted = partial(_emitted, plan, layouts, rank, interpret=interpret, turns=turns, program=program)
+    emitted = partial(_emitted, plan, layouts, rank, interpret=interpret, program=program)
     e = emitted()
     integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
@@ -99,8 +98,8 @@ def _kernel(
 
 
 def _emitted(
-    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None, program: str,
-    is_whole: bool = False, is_before_ends: bool = False,
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, program: str, is_whole: bool = False,
+    is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
     """An emitter of the plan's form that has written its body.
 
@@ -110,7 +109,7 @@ def _emitted(
     schedule, exchange = plan.schedule, plan.exchange
 
     def by(kind: type[_Kind], write: Callable[[_Kind], None]) -> Emitter:
-        e = kind(plan, layouts, coordinates, interpret=interpret, turns=turns, program=program)
+        e = kind(plan, layouts, coordinates, interpret=interpret, program=program)
         e.tile.x_masked &= not is_whole
         e.is_before_ends = is_before_ends
         assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
@@ -120,7 +119,7 @@ def _emitted(
     if plan.space.walked:
         return by(LaggedRowLoop, write_lagged_loop) if schedule.lag else by(RowLoopSums, write_row_loop)
     if plan.space.sides[1]:
-        return by(Sided, write_flat)
+        return by(Sided, write_unrolled)
     if schedule.lag:
         return by(MisalignedLaggedRows if schedule.is_aligned_down else LaggedRows, write_lagged_rows)
     if exchange is not None and exchange.sent is not None:
@@ -260,14 +259,14 @@ def _program_lines(e: Emitter) -> list[str]:
     tile, schedule = e.tile, e.schedule
     lines: list[str] = []
     program = e.program
+    if schedule.members and schedule.is_held:
+        return [*member_lines(e), f"first = member{'.to(tl.int64)' if tile.r_wide else ''} * {tile.share}"]
     if schedule.members:
-        return [*member_lines(e), *_share_lines(tile, schedule)]
+        return [*member_lines(e), *_share_lines("member")]
     if e.plan.exchange is not None:
         return row_sender_lines(e.plan) if e.plan.exchange.is_in_rows else rank_lines(e.plan)
     if e.plan.split is not None:
-        lines.append(f"split = {program} % {schedule.parts}")
-        lines.append(f"first = split * {R_SHARE}")
-        lines.append(f"last = tl.minimum(first + {R_SHARE}, {R_SIZE})")
+        lines += [f"split = {program} % {schedule.parts}", *_share_lines("split")]
         program = f"{program} // {schedule.parts}"
     if tile.is_alone:
         return lines
@@ -276,11 +275,9 @@ def _program_lines(e: Emitter) -> list[str]:
     return [*lines, *_kept_lines(tile, program)]
 
 
-def _share_lines(tile: Tile, schedule: Schedule) -> list[str]:
-    """Where a member's part of the reduced elements begins, and where a loop over it ends."""
-    if not schedule.is_held:
-        return [f"first = member * {R_SHARE}", f"last = tl.minimum(first + {R_SHARE}, {R_SIZE})"]
-    return [f"first = member{'.to(tl.int64)' if tile.r_wide else ''} * {tile.share}"]
+def _share_lines(program: str) -> list[str]:
+    """Where a program's part of the reduced elements begins, and where a loop over it ends."""
+    return [f"first = {program} * {R_SHARE}", f"last = tl.minimum(first + {R_SHARE}, {R_SIZE})"]
 
 
 def _comments(e: Emitter) -> str:

@@ -30,9 +30,9 @@ from ..ir.dtype import DataType
 from ..kernel_functions import texts_of
 from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
-from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
+from ..schedulers.schedule import Access, Group, Immediate
 from .emitter import Emitter
-from .exchange_functions import bounded_wait_text, collect_words_text, post_polled_text
+from .exchange_functions import NO_WAIT, collect_words_text, post_polled_text
 from .indexing import dynamic_terms, member_terms
 from .source import MAILBOX, MemoryAccess
 from .statements import Loop, Statement
@@ -53,7 +53,7 @@ def _use_polling(e: Emitter, results: int, *, by_one: bool, pack: int = 1) -> No
     """
     e.helpers |= texts_of("post", interpret=True) if e.interpret else {"post": post_polled_text(by_one=by_one)}
     name = _collecting(results)
-    e.helpers[name] = collect_words_text(name, results, turns=e.turns, pack=pack, interpret=e.interpret)
+    e.helpers[name] = collect_words_text(name, results, pack=pack, interpret=e.interpret)
 
 
 def _collecting(results: int) -> str:
@@ -61,22 +61,21 @@ def _collecting(results: int) -> str:
 
 
 def member_alone(plan: KernelPlan) -> KernelPlan:
-    """``plan`` with groups of one: the interpreter runs one program after the other, so that none can wait.
+    """``plan`` with groups of one, if of any: the interpreter runs one program after the other, so that none can wait.
 
     Those that walk keep what they do of the next row: the words of a lone member are there when it asks.
     """
     schedule, group = plan.schedule, plan.schedule.group
-    assert group is not None, plan.name
+    if group is None:
+        return plan
     if plan.space.walked:
         return replace(plan, schedule=schedule.shared_by(1, group.at_once))
     block = min(power_of_two(schedule.reduced * (group.members if schedule.is_held else 1)), _LARGEST_BLOCK)
-    alone = replace(schedule, group=Group(1, group.programs, _waiting(group.exchange)), access=Access.NATIVE)
+    is_immediate = isinstance(group.exchange, Immediate)
+    # of a program that has no other to read ahead for
+    exchange = replace(group.exchange, prefetches=False) if is_immediate else Immediate()
+    alone = replace(schedule, group=Group(1, group.programs, exchange), access=Access.NATIVE)
     return replace(plan, schedule=alone.sized(reduced=block))
-
-
-def _waiting(exchange: Exchange) -> Exchange:
-    """``exchange`` of a program that has no other to read ahead for."""
-    return Immediate() if isinstance(exchange, Lagged) else replace(exchange, prefetches=False)
 
 
 def slots(e: Emitter) -> int:
@@ -139,8 +138,8 @@ def write_group_exchange(e: Emitter, parts: Sequence[tuple[DataType, str]]) -> l
     e.out.add(post_lines(e, parts))
     if schedule.is_counted:
         e.use("post", "arrive", "meet", "collect")
-        if e.turns:
-            e.helpers["wait_for"] = bounded_wait_text(e.turns)
+        if e.interpret and schedule.members > 1:
+            e.helpers["wait_for"] = NO_WAIT
         e.out.line(f"meet(count_ptr, epoch * {schedule.members})")
         whole = [f"collect({box} + every)" for box in _boxes(e, len(parts))]
         return [_as_type(text, dtype) for text, dtype in zip(whole, types, strict=True)]

@@ -93,15 +93,10 @@ def loop_terms(index: str, size: int, parts: Sequence[Run]) -> tuple[list[str], 
     scalars: list[str] = []
     terms: list[str] = []
     for g in parts:
-        if g.below % size == 0:
-            scalars.append(_scaled(_digit("start", g), g.stride))
-        elif g.below == 1 and not g.is_outermost and g.extent % size == 0:
-            # Counted in turns: what is multiplied by their size is known to be aligned.
-            turns = Run(size, g.extent // size, size * g.stride, g.is_outermost)
-            scalars.append(_scaled(_digit("start", turns), turns.stride))
-            terms.append(_scaled("c", g.stride))
-        else:
-            terms += dynamic_terms("r", [g])
+        own = None if g.below == 1 and g.is_outermost else _in_blocks("start", size, "c", g)
+        scalar, lanes = own or ([], dynamic_terms("r", [g]))
+        scalars += scalar
+        terms += lanes
     return scalars, terms
 
 
@@ -146,19 +141,28 @@ def member_terms(
     for g in parts:
         if g.below == 1 and g.is_outermost:  # lanes, hence masked
             constant += start * g.stride
-            scalars.append(_scaled(first, g.stride))
-            terms.append(_scaled(lane, g.stride))
-        elif aligned and g.below % size == 0:
-            scalars.append(_scaled(_digit(base, g), g.stride))
-        elif aligned and g.below == 1 and g.extent % size == 0:
-            # Counted in blocks: what is multiplied by their size is known to be aligned.
-            blocks = Run(size, g.extent // size, size * g.stride, g.is_outermost)
-            scalars.append(_scaled(_digit(base, blocks), blocks.stride))
-            terms.append(_scaled(lane, g.stride))
+            scalar, lanes = [_scaled(first, g.stride)], [_scaled(lane, g.stride)]
         else:
+            own = _in_blocks(base, size, lane, g) if aligned else None
             index = f"({first} + {start} + {lane})" if start else f"({first} + {lane})"
-            terms.append(_scaled(_digit(index, g), g.stride))
+            scalar, lanes = own or ([], dynamic_terms(index, [g]))
+        scalars += scalar
+        terms += lanes
     return constant, scalars, terms
+
+
+def _in_blocks(base: str, size: int, lane: str, g: Run) -> tuple[list[str], list[str]] | None:
+    """Scalar terms, and terms with lanes, of the indices ``base + lane``, where ``base`` is a multiple of ``size``.
+
+    ``None`` where a block of that size may begin inside of a run and end in another.
+    """
+    if g.below % size == 0:
+        return [_scaled(_digit(base, g), g.stride)], []
+    if g.below != 1 or g.extent % size:
+        return None
+    # Counted in blocks: what is multiplied by their size is known to be aligned.
+    blocks = Run(size, g.extent // size, size * g.stride, g.is_outermost)
+    return [_scaled(_digit(base, blocks), blocks.stride)], [_scaled(lane, g.stride)]
 
 
 def _digit(index: str, g: Run) -> str:

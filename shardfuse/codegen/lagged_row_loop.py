@@ -76,7 +76,9 @@ def write_lagged_loop(e: LaggedRowLoop) -> None:
     write_begin(e, [chunk for row in e.rows for chunk in e.of(row)])
     end_begin(e, _parts(e))
     e.values = invariant
-    _read_numbers(e)
+    for row in e.rows:  # what a row has one of is read while its words are on their way, rather than handed on
+        numbers = (t for t in e.plan.segment.inputs if e.space.is_walked(t) and not e.space.has_r(t))
+        e.load_needed(numbers, e.of(row)[0])
     whole = iter(write_collect(e))
     for row in e.rows:
         for expr in e.reductions(0):
@@ -90,12 +92,6 @@ def write_lagged_loop(e: LaggedRowLoop) -> None:
     _store_all(e, columns, chunks)
     e.stored = e.out.statements
     e.head, e.out = turn
-
-
-def _read_numbers(e: LaggedRowLoop) -> None:
-    """What a row has one of is read while its words are on their way, rather than handed on."""
-    for chunk in (e.of(row)[0] for row in e.rows):
-        e.load_needed([t for t in e.plan.segment.inputs if e.space.is_walked(t) and not e.space.has_r(t)], chunk)
 
 
 def _parts(e: LaggedRowLoop) -> list[tuple[DataType, str]]:

@@ -38,29 +38,31 @@ class LaggedRows(Words):
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         if not self.space.is_streamed(tensor):
             return super().load(tensor, chunk)
-        words, is_packed = f"{self.name(tensor, chunk)}_words", self.is_packed(tensor)
+        key, is_packed = (tensor, chunk.suffix), self.is_packed(tensor)
         if self.is_ahead:
+            words = self.words[key] = f"{self.name(tensor, chunk)}_words"
             text = self.whole_words(tensor, chunk, words)
             if is_packed:
                 self.use("packed")
                 text = f"packed({text})"
             self.out.line(f"{words} = {text}")
-            self.carried.append(words)
             if self.schedule.lag > 1:
                 return Text(words, tensor.dtype, False, True)
-        else:
-            words = f"words[{self.carried.index(words)}]"
-        return self.widened(tensor, chunk, words, is_packed=is_packed)
+        return self.widened(tensor, chunk, self.words[key], is_packed=is_packed)
 
     def is_packed(self, tensor: BoundTensor) -> bool:
         """Two values of ``tensor`` in a word?  Not where a thread has one of each chunk."""
         return tensor.dtype in UNPACK and self.schedule.reduced > self.schedule.launch.warps * WARP
 
     def words_of(self, tensor: BoundTensor, chunk: Chunk) -> str | None:
-        words = f"{self.name(tensor, chunk)}_words"
-        if words not in self.carried or not self.is_packed(tensor):
-            return None
-        return words if self.is_ahead else f"words[{self.carried.index(words)}]"
+        return super().words_of(tensor, chunk) if self.is_packed(tensor) else None
+
+    def carry(self) -> None:
+        """What was loaded of a row is among its ``words`` from here on."""
+        if self.is_ahead:
+            self.carried = list(self.words.values())
+            self.words = {key: f"words[{k}]" for k, key in enumerate(self.words)}
+        self.is_ahead = False
 
     @property
     def row_count(self) -> str:
@@ -112,12 +114,13 @@ def write_lagged_rows(e: LaggedRows) -> None:
 
 def _write_reads(e: LaggedRows, chunks: Sequence[Chunk]) -> None:
     """The loads alone."""
-    e.carried = []
+    e.words = {}
     for chunk in chunks:
         for tensor in e.plan.segment.inputs:
             if e.space.is_streamed(tensor):
                 e.value(tensor, chunk)
-    e.reads, e.is_ahead = taken(e), False
+    e.reads = taken(e)
+    e.carry()
     e.values = {}
     e.begin()
 
@@ -133,7 +136,7 @@ def write_begin(e: LaggedRows, chunks: Sequence[Chunk]) -> None:
     """What is done a row ahead: what is reduced, and the loads, unless they were done two rows ahead."""
     wanted = [x.tensors[0] for x in e.reductions(0)]
     if e.is_ahead:
-        e.carried = []
+        e.words = {}
         wanted += e.space.streamed
     load_and_compute(e, wanted, chunks)
 
@@ -142,7 +145,7 @@ def end_begin(e: LaggedRows, parts: list[tuple[DataType, str]]) -> None:
     """All lines up to here are ``e.begun``, which ends with this program's ``parts`` of the statistics."""
     e.parts = parts
     e.begun = taken(e)
-    e.is_ahead = False
+    e.carry()
 
 
 def write_collect(e: LaggedRows) -> list[str]:

@@ -32,9 +32,6 @@ class Packed(Words):
                 self.out.line(f"{words} = packed({self.whole_words(tensor, chunk, words)})")
                 self.words[tensor, chunk.suffix] = words
 
-    words: dict[tuple[BoundTensor, str], str]
-    """By input and chunk."""
-
     def read_ahead(self, wanted: Sequence[BoundTensor], chunks: Sequence[Chunk]) -> None:
         """Weights of the chunk that comes next: behind a store the compiler does not move them up."""
         for chunk in chunks:
@@ -52,9 +49,6 @@ class Packed(Words):
 
     def begin(self) -> None:
         self.words, self.came = {}, {}
-
-    def words_of(self, tensor: BoundTensor, chunk: Chunk) -> str | None:
-        return self.words.get((tensor, chunk.suffix))
 
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         key = tensor, chunk.suffix

@@ -26,7 +26,7 @@ from .combining import accumulate, across_blocks, combined
 from .emitter import Emitter
 from .packed import Packed
 from .statements import MARGIN
-from .tile import R_SHARE, R_SIZE, Chunk
+from .tile import R_SHARE, R_SIZE, Chunk, Piece
 from .words import largest_of_words
 
 LOWEST = {DataType.Float: "-3.4028234663852886e38", DataType.Double: "-1.7976931348623157e308"}
@@ -171,34 +171,33 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
 
     Chunks are combined lane by lane: one reduction across the lanes is left, which does not grow with the row.
     """
+    x = expr.tensors[0]
     if isinstance(expr.op, Reduce):
-        acc = accumulator(expr)
-        blocks: list[str] = []
-        for piece in e.tile.pieces:
-            own = [c for c in chunks if c.piece == piece]
-            texts = (e.combine(expr, e.value(expr.tensors[0], chunk), chunk) for chunk in own)
-            blocks.append(combined(e, acc, f"{expr.output}_acc{piece.suffix}", texts))
-        return (across_blocks(e, str(expr.output), acc, blocks),)
+        out, acc = expr.output, accumulator(expr)
+        return (_across_chunks(e, str(out), acc, out, chunks, lambda c: e.combine(expr, e.value(x, c), c)),)
     if is_statistic(expr.op, "welford") and e.schedule.accumulated > 1:
-        return _taken_in(e, expr, chunks)
-    pieces = e.tile.pieces
+        # chunk after chunk, as a loop does: nothing of a row stays in registers for the sake of its mean
+        write_start(e, expr, chunks[0])
+        for chunk in chunks:
+            write_take_in(e, expr, chunk)
+        return across_lanes(e, expr)
     is_whole = _is_whole(e)
     names = tuple(str(t) if is_whole else f"{t}_part" for t in expr.outputs)
     a, (first, *rest) = names[0], accumulators(expr)
     e.use(first.helper)
-    x = expr.tensors[0]
 
-    def across_chunks(name: str, acc: Accumulator, out: BoundTensor, forms: Sequence[str], neutral: str) -> str:
-        blocks: list[str] = []
-        for piece, form in zip(pieces, forms, strict=True):
-            own = [c for c in chunks if c.piece == piece]
-            texts = (chunk.where(form.format(e.value(x, chunk).text), neutral) for chunk in own)
-            blocks.append(combined(e, acc, f"{out}_acc{piece.suffix}", texts))
-        return across_blocks(e, name, acc, blocks)
+    def across_chunks(name: str, acc: Accumulator, out: BoundTensor, form: str, neutral: str) -> str:
+        """``form`` of each element and of the centre of its columns, reduced."""
 
+        def text(c: Chunk) -> str:
+            return c.where(form.format(e.value(x, c).text, centres.get(c.piece)), neutral)
+
+        return _across_chunks(e, name, acc, out, chunks, text)
+
+    centres: dict[Piece, str] = {}
     largest = largest_of_words(e, x, chunks, first.neutral) if is_statistic(expr.op, "online_softmax") else None
     if largest is None:
-        across = across_chunks(a, first, expr.output, ["{}"] * len(pieces), first.neutral)
+        across = across_chunks(a, first, expr.output, "{0}", first.neutral)
     else:
         across = across_blocks(e, a, first, [combined(e, first, f"{expr.output}_acc", largest)])
     if is_statistic(expr.op, "online_softmax"):
@@ -206,29 +205,31 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
         if expr.op.is_weighted:
             e.use("weighted")
         e.out.line(f"{a} = {across}" if is_whole else f"{a} = maximum({across}, {LOWEST[first.dtype]})")
-        third = "weighted({{0}} - {0}, exp({{0}} - {0}))" if expr.op.is_weighted else "({{}} - {})"
-        centre, forms = a, ("exp({{}} - {})", third)
+        third = "weighted({0} - {1}, exp({0} - {1}))" if expr.op.is_weighted else "({0} - {1})"
+        centre, forms = a, ("exp({0} - {1})", third)
     else:
         e.use("square")
         e.out.line(f"{a} = {across}")
         e.out.line(f"{expr.output}_mean = {a} / {_own_count(e)}")
-        centre, forms = f"{expr.output}_mean", ("square({{}} - {})",)
+        centre, forms = f"{expr.output}_mean", ("square({0} - {1})",)
     spread = [e.tile.expanded(text) for text in e.along_columns(a, first, centre)]
-    centres = _all_named(e, f"{expr.output}_centre", spread)
+    centres |= zip(e.tile.pieces, _all_named(e, f"{expr.output}_centre", spread), strict=True)
     for out, name, acc, form in zip(expr.outputs[1:], names[1:], rest, forms, strict=False):
         if isinstance(e, Packed):
             e.renew()
-        own = [form.format(c) for c in centres]
-        e.out.line(f"{name} = {across_chunks(name, acc, out, own, '0.0')}")
+        e.out.line(f"{name} = {across_chunks(name, acc, out, form, '0.0')}")
     return names
 
 
-def _taken_in(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
-    """Chunk after chunk, as a loop does: nothing of a row stays in registers for the sake of its mean."""
-    write_start(e, expr, chunks[0])
-    for chunk in chunks:
-        write_take_in(e, expr, chunk)
-    return across_lanes(e, expr)
+def _across_chunks(
+    e: Emitter, name: str, acc: Accumulator, out: BoundTensor, chunks: Sequence[Chunk], text: Callable[[Chunk], str]
+) -> str:
+    """``text`` of each chunk combined lane by lane, for each piece of the columns, and reduced across the lanes."""
+    blocks: list[str] = []
+    for piece in e.tile.pieces:
+        texts = (text(chunk) for chunk in chunks if chunk.piece == piece)
+        blocks.append(combined(e, acc, f"{out}_acc{piece.suffix}", texts))
+    return across_blocks(e, name, acc, blocks)
 
 
 # parts of a team, and the end

@@ -16,7 +16,6 @@ from math import prod
 from ..ir.digits import Axis
 from ..ir.layout import local_extent
 from ..schedulers.limits import power_of_two
-from .bodies import load_and_compute
 from .emitter import Emitter
 from .indexing import Strides, dynamic_terms, integer, promise, runs
 from .statements import Statement
@@ -75,16 +74,6 @@ class Sided(Emitter):
             )
             if there and total % block
         ]
-
-
-def write_flat(e: Emitter) -> None:
-    """Loads, math and stores, once."""
-    (chunk,) = e.tile.chunks()
-    outputs = e.plan.segment.outputs
-    load_and_compute(e, outputs, [chunk])
-    e.out.paragraph()
-    for tensor in outputs:
-        e.store(tensor, chunk)
 
 
 def turned_index(e: Sided) -> tuple[dict[str, tuple[int, str]], list[Statement]]:

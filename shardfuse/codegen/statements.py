@@ -89,56 +89,25 @@ class Writer:
 
 
 def defined(statements: Sequence[Statement]) -> list[str]:
-    """The names that ``statements`` define, in order."""
-    found: list[str] = []
-    for statement in statements:
-        match statement:
-            case str():
-                found += _names(statement)[0]
-            case Loop():
-                found += [statement.index, *defined(statement.body)]
-            case While():
-                found += defined(statement.body)
-            case Branch():
-                found += defined([*statement.then, *statement.otherwise])
-    return found
+    """The names that simple ``statements`` define, in order."""
+    return [name for text in _simple(statements) for name in _names(text)[0]]
 
 
 def live_before(statements: Sequence[Statement], names: Iterable[str]) -> set[str]:
-    """Those of ``names`` that ``statements`` use and do not define before they do."""
-    return _live(statements, set(names))
-
-
-def _live(statements: Sequence[Statement], wanted: set[str]) -> set[str]:
-    """Those of ``wanted`` that are live before ``statements``.  It keeps those that these neither use nor define.
-
-    What is defined in a loop, or in one branch alone, may not be there behind it.
-    """
-    live = set[str]()
-
-    def read(names: Iterable[str]) -> None:
-        live.update(wanted.intersection(names))
-        wanted.difference_update(live)
-
-    for statement in statements:
-        match statement:
-            case str():
-                stored, used = _names(statement)
-                read(used)
-                wanted.difference_update(stored)
-            case Loop():
-                read(_names(statement.range)[1])
-                live |= _live(statement.body, wanted - {statement.index})
-            case While():
-                read(_names(statement.test)[1])
-                live |= _live(statement.body, wanted.copy())
-            case Branch():
-                read(_names(statement.test)[1])
-                then, otherwise = wanted.copy(), wanted.copy()
-                live |= _live(statement.then, then) | _live(statement.otherwise, otherwise)
-                wanted &= then | otherwise
-        wanted -= live
+    """Those of ``names`` that simple ``statements`` use and do not define before they do."""
+    wanted, live = set(names), set[str]()
+    for text in _simple(statements):
+        stored, used = _names(text)
+        live |= wanted.intersection(used)
+        wanted.difference_update(used, stored)
     return live
+
+
+def _simple(statements: Sequence[Statement]) -> list[str]:
+    """``statements``, none of them a loop or a branch: what is defined in these may not be there behind them."""
+    found = [statement for statement in statements if isinstance(statement, str)]
+    assert len(found) == len(statements), "names are followed through simple statements alone"
+    return found
 
 
 def _names(text: str) -> tuple[list[str], list[str]]:

@@ -22,9 +22,12 @@ _LARGER = {DataType.BFloat16: "larger_bf16", DataType.Half: "larger_f16"}
 class Words(Emitter):
     """An emitter that holds 16-bit inputs of a row as words."""
 
+    words: dict[tuple[BoundTensor, str], str]
+    """By input and chunk: text of what was loaded of it, as it came."""
+
     def words_of(self, tensor: BoundTensor, chunk: Chunk) -> str | None:
-        """The name of the words that hold a chunk of ``tensor``; ``None`` where none do."""
-        raise NotImplementedError
+        """Text of the words, of two values each, that hold a chunk of ``tensor``; ``None`` where none do."""
+        return self.words.get((tensor, chunk.suffix))
 
     def begin(self) -> None:
         """Lines that a row begins with."""

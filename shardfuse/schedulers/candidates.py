@@ -13,7 +13,6 @@ from functools import partial
 
 from ..device import Device
 from ..ir.digits import Axis, extent
-from ..segments.added_sums import added_sums
 from ..segments.segment import Segment
 from . import kernels_of, persistent, proposed
 from .features import Features, features_or_refusal
@@ -103,7 +102,7 @@ def _is_full(space: Features, schedule: Schedule) -> bool:
 
 def _space_of(scheduler: str, segment: Segment, device: Device) -> Features | None:
     if scheduler == "mix_order":
-        mixed = analyse_mixed(added_sums(segment), device)  # which is what the scheduler makes kernels of
+        mixed = analyse_mixed(segment, device)
         return None if isinstance(mixed, str) else mixed.space
     space = (two_sided if scheduler == "transpose" else features_or_refusal)(segment, device)
     if isinstance(space, str):

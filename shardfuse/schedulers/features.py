@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
+from typing import TypeVar
 
 from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
 from ..ir.dtype import DataType
@@ -23,6 +24,9 @@ from .limits import LONG_WARPS, WARP, power_of_two, vector
 
 _COSTLY = (*map(Pointwise, ("exp", "erf", "erfc", "gelu_slope", "log", "pow", "sin", "cos", "lgamma", "tanh")),)
 """Functions of so many instructions that to evaluate them again takes longer than to hold what they gave."""
+
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -243,7 +247,11 @@ def reduction_or_refusal(segment: Segment, device: Device) -> Features | str:
 
 def features(segment: Segment, device: Device) -> Features:
     """The features of a segment that has a space."""
-    found = features_or_refusal(segment, device)
+    return accepted(features_or_refusal(segment, device))
+
+
+def accepted(found: _Found | str) -> _Found:
+    """What was found of a segment that a scheduler took: no refusal."""
     assert not isinstance(found, str), found
     return found
 

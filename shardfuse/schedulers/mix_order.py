@@ -19,40 +19,38 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..device import MAX_REGISTERS, Device
-from ..ir.digits import Digit, Root, extent, listed
+from ..ir.digits import Digit, extent, listed
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..segments.added_sums import added_sums
-from ..segments.segment import Atoms, Segment, leading_to, segment_of
+from ..segments.segment import Atoms, Segment, segment_of
 from ..segments.space import Space, cut_into_atoms, storage_order
 from . import pointwise, reduction
-from .features import Features, features, itemsizes, on
+from .features import Features, accepted, features, itemsizes, on
 from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within
 from .plan import KernelPlan, may_be_stages, one_launch
 from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
-from .split_k import finish_of, finishing, storing, with_partials, workspace
+from .split_k import finish_of, finishing, split_of, storing, workspace
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """``columns``: the reductions down columns.  ``main``: what the walk computes; ``after``: what rests on columns."""
+    """``columns``: reductions down columns.  ``stored``: what else the walk gives; ``after``: what rests on columns."""
 
     space: Features
     columns: tuple[Expr, ...]
-    main: tuple[Expr, ...]
     stored: tuple[BoundTensor, ...]
     after: tuple[BoundTensor, ...]
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not of mixed order; ``None`` where it is."""
-    segment = added_sums(segment)
     mixed = analyse_mixed(segment, device)
     if isinstance(mixed, str):
         return mixed
-    finishes = _finishes(segment, mixed, _columns(mixed, 2)[0], device)
+    finishes = _finishes(mixed, _columns(mixed, 2)[0])
     if isinstance(finishes, str):
         return finishes
     if _tile(mixed) is not None:
@@ -69,9 +67,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """As many rows under way as registers and shared memory hold; a group for each that no program holds."""
-    segment = added_sums(segment)
-    mixed = analyse_mixed(segment, device)
-    assert not isinstance(mixed, str), mixed
+    mixed = accepted(analyse_mixed(segment, device))
     space, tile = mixed.space, _tile(mixed)
     if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
@@ -84,7 +80,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     own = tile.registers(device)
     return Schedule(
         RowLoop(rows, _block(space, tile), tile.keeps),
-        split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(segment)),
+        split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(space.segment)),
         launch=Launch(
             tile.warps,
             stages((rows * space.row_bytes + again) * tile.programs, LAUNCH.stages, device),
@@ -149,20 +145,16 @@ def _turns(space: Features) -> int:
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
-    segment = added_sums(segment)
-    mixed = analyse_mixed(segment, device)
-    assert not isinstance(mixed, str), mixed
+    mixed = accepted(analyse_mixed(segment, device))
     columns, split = _columns(mixed, schedule.parts)
-    finishes = _finishes(segment, mixed, columns, device)
-    assert not isinstance(finishes, str), finishes
-    first = storing(mixed.main, mixed.stored, columns)
-    space = with_partials(first, mixed.space, columns, split)
+    finishes = accepted(_finishes(mixed, columns))
+    space = storing(mixed.space, mixed.stored, columns, split)
     plans = [KernelPlan.of("mix_order", space, schedule, split)]
     for finish in finishes:
         space = features(finish, device)
         how = finishing(space) if space.r else pointwise.propose(finish, device)
         plans.append(KernelPlan.of("finish", space, how))
-    return (one_launch("mix_order", segment, plans),) if schedule.is_one_launch else tuple(plans)
+    return (one_launch("mix_order", mixed.space.segment, plans),) if schedule.is_one_launch else tuple(plans)
 
 
 # the space
@@ -170,7 +162,8 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 
 @lru_cache(maxsize=64)
 def analyse_mixed(segment: Segment, device: Device) -> Mixed | str:
-    """The space of the walk, or why there is none."""
+    """The space of the walk, of the segment with sums that are only added up as one, or why there is none."""
+    segment = added_sums(segment)
     if sum(isinstance(e.op, Reduce) for e in segment.exprs) < 2:
         return "it does not reduce both ways"
     cut = cut_into_atoms(segment)
@@ -203,7 +196,7 @@ def analyse_mixed(segment: Segment, device: Device) -> Mixed | str:
     r, phase = tuple(a for a in order if a in rows[0]), _phases(segment, gone, columns)
     turns = tuple(a for a in kept if a in walked)
     space = Space(segment, x, r, atoms, pieces, phase, is_inner=True, walked=turns)
-    return _mixed(segment, columns, on(space, device))
+    return _parted(columns, on(space, device))
 
 
 def _refusal(
@@ -229,8 +222,9 @@ def _phases(segment: Segment, gone: Mapping[Expr, frozenset[Digit]], columns: Se
     return phase
 
 
-def _mixed(segment: Segment, columns: Sequence[Expr], space: Features) -> Mixed | str:
-    """``segment`` parted into what leads to column sums and what rests on them."""
+def _parted(columns: Sequence[Expr], space: Features) -> Mixed | str:
+    """The segment of ``space`` parted into what leads to column sums and what rests on them."""
+    segment = space.segment
     rests: dict[BoundTensor, None] = dict.fromkeys(e.output for e in columns)
     for e in segment.exprs:
         summed = next((t for t in e.tensors if t in rests), None)
@@ -243,9 +237,7 @@ def _mixed(segment: Segment, columns: Sequence[Expr], space: Features) -> Mixed 
         missing = frozenset(space.x) - space.atoms[t] or (space.has_r(t) and frozenset(space.r) - space.atoms[t])
         if missing:
             return f"{t} lacks {listed(missing)}"
-    main = leading_to(segment.exprs, [*stored, *(e.output for e in columns)])
-    after = tuple(t for t in segment.outputs if t in rests)
-    return Mixed(space, tuple(e for e in main if e in columns), tuple(main), stored, after)
+    return Mixed(space, tuple(columns), stored, tuple(t for t in segment.outputs if t in rests))
 
 
 # the second kernel
@@ -254,15 +246,14 @@ def _mixed(segment: Segment, columns: Sequence[Expr], space: Features) -> Mixed 
 def _columns(mixed: Mixed, splits: int) -> tuple[dict[Expr, BoundTensor], Digit]:
     """Each column reduction and its workspace ``[kept rows..., split, columns...]``, and the digit of ``split``."""
     space = mixed.space
-    split = Digit(Root("split", splits), 1, splits)
+    split = split_of(splits)
     kept = [(a,) for a in space.x if a not in space.walked]
     return {e: workspace(e, (*kept, (split,), *((a,) for a in space.r))) for e in mixed.columns}, split
 
 
-def _finishes(
-    segment: Segment, mixed: Mixed, columns: Mapping[Expr, BoundTensor], device: Device
-) -> list[Segment] | str:
+def _finishes(mixed: Mixed, columns: Mapping[Expr, BoundTensor]) -> list[Segment] | str:
     """Segments that finish the column sums: as few as have one iteration space each."""
+    segment, device = mixed.space.segment, mixed.space.device
     finished: dict[BoundTensor, Expr] = {}
     for e, w in columns.items():
         gone = [k for k, axis in enumerate(w.domain.logical) if axis[0] not in mixed.space.atoms[e.output]]

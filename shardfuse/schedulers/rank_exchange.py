@@ -134,7 +134,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     refusal = too_long(space)
     if refusal is not None:
         return refusal
-    if exchange.sent is None and _is_indexed(segment, space) and space.reduced > _indexed_held(device) * WARP * _WARPS:
+    if exchange.sent is None and _is_indexed(space) and space.reduced > _indexed_held(device) * WARP * _WARPS:
         return f"a row of {space.reduced} elements, with their places, is more than registers hold"
     if space.kept > _MOST_ROWS:
         return f"{space.kept} rows are more than {_MOST_ROWS}"
@@ -156,7 +156,7 @@ def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
     """
     space = analysed(segment)
     uneven = _uneven(segment, exchange)
-    other = next((t for t in _alike(segment, exchange, space) if not _is_of_rows(t, segment, exchange, space)), None)
+    other = next((t for t in _alike(exchange, space) if not _is_of_rows(t, exchange, space)), None)
     return f"{other}, of which all ranks have as much, would be made with {uneven[0]}" if uneven and other else None
 
 
@@ -164,18 +164,18 @@ def _uneven(segment: Segment, exchange: RankExchange) -> list[BoundTensor]:
     return [t for t in segment.tensors if not _is_even(t, exchange.mesh)]
 
 
-def _alike(segment: Segment, exchange: RankExchange, space: Space) -> list[BoundTensor]:
+def _alike(exchange: RankExchange, space: Space) -> list[BoundTensor]:
     """Results of which all ranks have as much, but for statistics."""
-    return [t for t in segment.outputs if not space.has_r(t) and t not in exchange.statistics]
+    return [t for t in space.segment.outputs if not space.has_r(t) and t not in exchange.statistics]
 
 
-def _is_of_rows(result: BoundTensor, segment: Segment, exchange: RankExchange, space: Space) -> bool:
+def _is_of_rows(result: BoundTensor, exchange: RankExchange, space: Space) -> bool:
     """Is ``result`` made of numbers that all ranks have of each row, one number of one of each?"""
     todo = [result]
     for t in todo:
         if space.has_r(t):
             return False
-        maker = None if t in exchange.statistics else segment.maker.get(t)
+        maker = None if t in exchange.statistics else space.segment.maker.get(t)
         if maker is None:
             continue
         if not isinstance(maker.op, _ONE_BY_ONE):
@@ -184,9 +184,9 @@ def _is_of_rows(result: BoundTensor, segment: Segment, exchange: RankExchange, s
     return True
 
 
-def _is_indexed(segment: Segment, space: Space) -> bool:
+def _is_indexed(space: Space) -> bool:
     """Does a kernel make something of the places of a row's elements?"""
-    return any(isinstance(e.op, Iota) and space.has_r(e.output) for e in segment.exprs)
+    return any(isinstance(e.op, Iota) and space.has_r(e.output) for e in space.segment.exprs)
 
 
 def _held(device: Device, warps: int) -> int:
@@ -246,11 +246,11 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     schedule = by_one_program(space)
     free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
     if found.exchange.sent is not None:
-        members = members_of(segment, space, free)
+        members = members_of(space, free)
         schedule = for_words(schedule, space, members)
     elif schedule.kept > 1:
         schedule = _one_row(space)
-    is_indexed = found.exchange.sent is None and _is_indexed(segment, space)
+    is_indexed = found.exchange.sent is None and _is_indexed(space)
     schedule = _indexed(schedule, space) if is_indexed else schedule
     launch = schedule.launch
     programs, registers = free * max(_WARPS // launch.warps, 1), device.bound(_WARPS)
@@ -269,7 +269,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         is_in_rows=found.exchange.sent is not None and is_in_rows(space),
         members=members,
         is_uneven=is_uneven,
-        is_alike=is_uneven and bool(_alike(segment, found.exchange, space)),
+        is_alike=is_uneven and bool(_alike(found.exchange, space)),
     )
     schedule = replace(schedule, launch=launch)
     return (replace(KernelPlan.of("exchange", space, schedule), exchange=exchange),)

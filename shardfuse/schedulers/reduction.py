@@ -35,8 +35,8 @@ from .split_k import (
     in_full_turns,
     in_parts,
     is_for_one,
+    split_of,
     storing,
-    with_partials,
     workspace,
 )
 
@@ -232,10 +232,10 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
         wider = side_by_side(space, schedule.split.side_by_side)
         assert wider is not None, space
         space = wider
-    split = Digit(Root("split", schedule.parts), 1, schedule.parts)
+    split = split_of(schedule.parts)
     axes = ((split,), *((a,) for a in space.x))
     partials = {e: workspace(e, axes) for e in segment.exprs if space.reduces(e)}
-    first = storing(segment.exprs, [t for t in segment.outputs if space.has_r(t)], partials)
+    first = storing(space, [t for t in segment.outputs if space.has_r(t)], partials, split)
     second = _second(space, partials)
     second_space = features(second, device)
     finish = finishing(second_space)
@@ -245,7 +245,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     if schedule.is_one_launch and not second_space.is_inner:
         finish = fitting(finish, schedule, summed_registers(second))
     plans = (
-        KernelPlan.of("reduction", with_partials(first, space, partials, split), schedule, split),
+        KernelPlan.of("reduction", first, schedule, split),
         KernelPlan.of("finish", second_space, finish),
     )
     if not schedule.is_one_launch or (shares and second_space.x != space.x):

@@ -53,12 +53,16 @@ class Element:
         stays = (self.rows + self.sums + (self.computed if keeps else 0)) / REGISTER_BYTES
         return stays + _COMPUTED + (_COMPUTED_AGAIN if phases > 2 else 0)
 
-    def in_lagged_loop(self, elements: int, rows: int, exchanged: int) -> int:
-        """Registers of a thread of a group's row loop: so many elements of the rows of two turns, and of what stays.
+    def in_two_turns(self, rows: int) -> int:
+        """Bytes of one element of a group's row loop: of the ``rows`` of two turns, and of what stays, as loaded."""
+        return 2 * rows * self.rows + self.vectors + self.sums
 
-        All of it is as it is loaded.  exchanged: loads and results of a row.
+    def in_lagged_loop(self, elements: int, rows: int, exchanged: int) -> int:
+        """Registers of a thread of a group's row loop that holds so many elements.
+
+        exchanged: loads and results of a row.
         """
-        held = elements * (2 * rows * self.rows + self.vectors + self.sums) // REGISTER_BYTES
+        held = elements * self.in_two_turns(rows) // REGISTER_BYTES
         return held + _LAGGED_ADDRESSES + _LAGGED_EACH * rows * exchanged
 
 
@@ -98,7 +102,7 @@ def words_of(plan: KernelPlan) -> float:
         columns = [e for e in segment.exprs if plan.split in space.atoms[e.output]]
         element = element_of(space, columns)
         if schedule.group:
-            return elements * (2 * schedule.turn * element.rows + element.vectors + element.sums) / REGISTER_BYTES
+            return elements * element.in_two_turns(schedule.turn) / REGISTER_BYTES
         return elements * element.in_row_loop(space.phases, keeps=schedule.keeps)
     elements = schedule.kept * schedule.reduced / threads
     if not (schedule.is_held and space.r):
@@ -221,8 +225,6 @@ def copies_of_one(device: Device) -> int:
 
 def within_shared(space: Features, schedule: Schedule) -> Schedule:
     """``schedule`` of a loop with no more stages than shared memory holds the copies of."""
-    if schedule.is_held:
-        return schedule
     return schedule.with_stages(stages(turn_bytes(space, schedule), schedule.launch.stages, space.device))
 
 

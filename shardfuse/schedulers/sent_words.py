@@ -7,7 +7,6 @@ from dataclasses import replace
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Factory, Pick, Reduce, Statistic
-from ..segments.segment import Segment
 from ..segments.space import Space
 from .features import carried
 from .limits import WARP, power_of_two_within
@@ -45,11 +44,12 @@ def is_in_rows(space: Space) -> bool:
     return space.kept * space.reduced > MOST_ELEMENTS
 
 
-def members_of(segment: Segment, space: Space, free: int) -> int:
+def members_of(space: Space, free: int) -> int:
     """How many programs share a row that is sent in words, where ``free`` multiprocessors have one each.
 
     The words of a row leave and come by all of their multiprocessors at once.
     """
+    segment = space.segment
     if is_in_rows(space) or segment.windows or any(isinstance(e.op, _BY_ONE) for e in segment.exprs):
         return 1
     if any(carried(e) is not DataType.Float for e in segment.exprs if isinstance(e.op, Reduce)):

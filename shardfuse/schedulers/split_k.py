@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 from ..device import MAX_REGISTERS, SECTOR_BYTES, Device
-from ..ir.digits import Axis, Digit
+from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
@@ -134,18 +134,28 @@ def workspace(expr: Expr, axes: tuple[Axis, ...]) -> BoundTensor:
     return BoundTensor(f"{expr.output.name}_partial", carried(expr), domain)
 
 
-def storing(exprs: Sequence[Expr], stored: Sequence[BoundTensor], partials: Mapping[Expr, BoundTensor]) -> Segment:
-    """What of ``exprs`` leads to ``stored`` and to the reductions, whose partial results it stores."""
-    before = leading_to(exprs, [*stored, *(e.tensors[0] for e in partials)])
+def split_of(parts: int) -> Digit:
+    """The digit that tells so many parts of a reduction apart."""
+    return Digit(Root("split", parts), 1, parts)
+
+
+def storing(
+    space: Features, stored: Sequence[BoundTensor], partials: Mapping[Expr, BoundTensor], split: Digit
+) -> Features:
+    """``space`` of what leads to ``stored`` and to the reductions, whose partial results are stored too.
+
+    ``split`` is the program's own, and no tile walks it.
+    """
+    before = leading_to(space.segment.exprs, [*stored, *(e.tensors[0] for e in partials)])
     found = [e for e in before if e not in partials]
     found += [replace(e, outputs=(w,)) for e, w in partials.items()]
-    return Segment.of(found, [*stored, *partials.values()])
-
-
-def with_partials(first: Segment, space: Features, partials: Mapping[Expr, BoundTensor], split: Digit) -> Features:
-    """``space`` of the ``first`` kernel with its workspaces; ``split`` is the program's own, and no tile walks it."""
     gone = space.walked or space.r
     atoms = {w: space.atoms[e.tensors[0]] - frozenset(gone) | {split} for e, w in partials.items()}
     phase = {w: space.phase[e.tensors[0]] + (not space.walked) for e, w in partials.items()}
-    pieces = {**{a: (a,) for a in space.x}, **space.pieces, split: (split,)}
-    return replace(space, segment=first, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)
+    return replace(
+        space,
+        segment=Segment.of(found, [*stored, *partials.values()]),
+        atoms={**space.atoms, **atoms},
+        phase={**space.phase, **phase},
+        pieces={**{a: (a,) for a in space.x}, **space.pieces, split: (split,)},
+    )

@@ -14,7 +14,7 @@ from ..device import LINE_BYTES, Device
 from ..ir.digits import Axis, Digit, extent
 from ..segments.segment import Segment
 from ..segments.space import stored_atoms
-from .features import Features, features_or_refusal
+from .features import Features, accepted, features_or_refusal
 from .limits import LONG_WARPS, power_of_two
 from .plan import KernelPlan
 from .schedule import Launch, Schedule, Sides
@@ -31,8 +31,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """Square tiles; where one side is short the other is longer."""
-    space = two_sided(segment, device)
-    assert not isinstance(space, str), space
+    space = accepted(two_sided(segment, device))
     widest = max(t.dtype.itemsize for t in (*segment.loads, *segment.outputs) if space.is_streamed(t))
     side = min(2 * LINE_BYTES // widest, _SIDE)
     across, along = (power_of_two(extent(one)) for one in space.sides)
@@ -48,8 +47,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
-    space = two_sided(segment, device)
-    assert not isinstance(space, str), space
+    space = accepted(two_sided(segment, device))
     return (KernelPlan.of("transpose", space, schedule),)
 
 

@@ -64,7 +64,7 @@ class Team:
             self.buffers.append(buffer)
         tensors = (*segment.inputs, *segment.outputs)
         layouts = {t: layout_of(t, self.env[t]) for t in tensors}
-        self.source = generate(plan, layouts, 0, interpret=True, turns=1)
+        self.source = generate(plan, layouts, 0, interpret=True, in_groups=True)
         self.outputs = [self.env[t] for t in segment.outputs]
         self.function = load_function(self.source.text, self.source.name, directory)
         self.mailbox = torch.zeros(self.source.mailbox, dtype=torch.int64)
