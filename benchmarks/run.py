@@ -16,6 +16,7 @@
     python benchmarks/run.py modules --only RMSNorm GELU      # shardfuse.nn's modules and functions, each way
     python benchmarks/run.py modules --dry                    # all of them, tiny, on the CPU: results as float64's
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
+    torchrun --nproc-per-node 2 benchmarks/run.py collectives # by kernels of shardfuse's own, against NCCL's
     torchrun --nproc-per-node 2 benchmarks/run.py exchange    # statistics exchanged in a kernel, and by collectives
     torchrun --nproc-per-node 2 benchmarks/run.py losses      # cross entropy over sharded classes; also on 1 rank
     torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
@@ -48,6 +49,7 @@ import shardfuse
 from benchmarks import page, peers
 from benchmarks.called import BACKWARD
 from benchmarks.calls import EXCHANGE, run_calls, run_exchange
+from benchmarks.collectives import run_collectives
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
 from benchmarks.losses import run_losses
@@ -208,6 +210,7 @@ def _warm(options: argparse.Namespace, work: Work) -> int:
 ON_RANKS = {
     "reshard": lambda cases, device, _: run_reshard(cases, device),
     "calls": lambda cases, device, _: run_calls(cases, device),
+    "collectives": lambda cases, device, _: run_collectives(cases, device),
     "exchange": lambda cases, device, _: run_exchange(cases, device),
     "train": lambda cases, device, only: run_train(cases, device, only=only),
     "losses": lambda cases, device, _: run_losses(cases, device),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from exchange_cases import define, expected, inputs, piece, piece_of_output
+from exchange_collectives import run_collectives, sizes_without_a_kernel
 from exchange_programs import random_program
 from fusion_check import check
 
@@ -144,4 +145,6 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "anew": begin_anew,
     "threads": call_from_threads,
     "programs": run_programs,
+    "collectives": run_collectives,
+    "no_collectives": sizes_without_a_kernel,
 }

@@ -185,7 +185,7 @@ class Ranks:
             order = order[rank:] + order[:rank]
         addresses, names = [self.slots[r].data_ptr() for r in order], [r + 1 for r in order]
         seconds = self.seconds if self.device.type == "cuda" else 0  # under the interpreter they run one by one
-        return table(self.plan, seconds, self.report.data_ptr(), rank, slots_of(self.plan), addresses, names)
+        return table(exchange, seconds, self.report.data_ptr(), rank, slots_of(self.plan), addresses, names)
 
     def set_launches(self, number: int, rank: int) -> None:
         """As if there had been so many; of rows, turns of each program."""

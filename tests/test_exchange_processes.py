@@ -33,10 +33,10 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
     assert codes == [0, 0, 0, 0], "\n".join(texts)
 
 
-@pytest.mark.parametrize("case", ["short_alone", "anew", "threads", "programs"])
+@pytest.mark.parametrize("case", ["short_alone", "anew", "threads", "programs", "collectives", "no_collectives"])
 def test_all_ranks_go_on(case: str, server: Server, tmp_path: Path) -> None:
     """``exchange_alone.py`` says with what."""
-    ranks = 4 if case == "programs" else 2
+    ranks = {"programs": 4, "collectives": 3}.get(case, 2)
     codes, texts = forked(server, case, tmp_path, ranks=ranks)
     assert codes == [0] * ranks, "\n".join(texts)
 

@@ -73,7 +73,7 @@ def _kernel(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, p
     if plan.schedule.members:
         mailbox = mailbox_words(e, grid)
     elif exchange is not None:
-        mailbox = table_words(plan)
+        mailbox = table_words(plan.rank_exchange)
     kernel = Kernel(
         plan.name, _comments(e), e.helpers, _tensors(plan), tuple(s for s in plan.segment.scalars if not s.is_literal),
         integers, (), grid, plan.schedule, e.tile.x_block, mailbox,

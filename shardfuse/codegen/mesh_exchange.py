@@ -73,21 +73,26 @@ class Reported:
 
 
 def table(
-    plan: KernelPlan, seconds: float, report: int, rank: int, words: int, slots: Sequence[int], names: Sequence[int]
+    exchange: RankExchange,
+    seconds: float,
+    report: int,
+    rank: int,
+    words: int,
+    slots: Sequence[int],
+    names: Sequence[int],
 ) -> list[int]:
-    """What the kernel of ``plan`` is given.
+    """What a kernel with this ``exchange`` is given.
 
     report: address of a word that the host reads.  rank: position of this rank among those that exchange, for each of
     which come the address of its ``slots`` and the name that a report has for it, 1 or more.  words: of all slots of a
     rank.  Seconds beyond 73 years are those, as twice their nanoseconds are an int64.
     """
     head = [min(int(seconds * 1e9), 1 << 61), report, rank, words // 2, *slots, *names]
-    return head + [0] * (table_words(plan) - len(head))
+    return head + [0] * (table_words(exchange) - len(head))
 
 
-def table_words(plan: KernelPlan) -> int:
+def table_words(exchange: RankExchange) -> int:
     """64-bit words of a rank's table."""
-    exchange = plan.rank_exchange
     return SLOTS + 2 * exchange.ranks + 2 + (exchange.programs if exchange.is_in_rows else 0)
 
 

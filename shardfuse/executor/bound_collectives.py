@@ -31,6 +31,7 @@ from .launch import queue_on
 from .nccl_channels import Backend, BackendChannel, Channel, Issue, Pieces, nccl_channel
 from .rank_reduction import Reduction, reduce_members
 from .storage import empty_on
+from .symmetric_collectives import symmetric_channel
 
 MAX_PIECES = 16
 """Collectives in one group that take less than a copy: one more takes the host about 1 us, a copy about 15."""
@@ -71,6 +72,8 @@ class Unbound:
     def __init__(self, collectives: Sequence[Collective]) -> None:
         self._collectives = tuple(collectives)
         self._told: list[Tell] = []
+        self.by_kernels = False
+        """May kernels of shardfuse's own do it?  The same on all ranks, set before the first call."""
         self._found: Run | None = None
 
     def tell(self, tell: Tell) -> None:
@@ -93,6 +96,9 @@ class Unbound:
         self._bound(self._on(nccl_channel(group, backend, one.dtype) or channel))
 
     def _on(self, channel: Channel) -> Issue:
+        if self.by_kernels and len(self._collectives) == 1:
+            (one,) = self._collectives
+            return one.bind(symmetric_channel(one.team, one.device, one.dtype, channel))
         issues = [c.bind(channel) for c in self._collectives]
         return issues[0] if len(issues) == 1 else channel.group(issues)
 
@@ -155,7 +161,13 @@ def may_bind(device: torch.device) -> bool:
 
 def all_reduce(op: Reduction, shape: Sequence[int]) -> Bind:
     """The reduction of every member's tensor, of ``shape``."""
-    return lambda channel: channel.all_reduce(op, prod(shape))
+    count = prod(shape)
+
+    def bind(channel: Channel) -> Issue:
+        kernel = channel.by_kernel("all_reduce", Pieces(count)) if op == "sum" else None
+        return kernel or channel.all_reduce(op, count)
+
+    return bind
 
 
 def all_reduce_by_gathering(op: Reduction, shape: Sequence[int], members: int) -> Bind:
@@ -163,6 +175,9 @@ def all_reduce_by_gathering(op: Reduction, shape: Sequence[int], members: int) -
     count = prod(shape)
 
     def bind(channel: Channel) -> Issue:
+        kernel = channel.by_kernel("all_reduce", Pieces(count)) if op == "sum" else None
+        if kernel is not None:
+            return kernel
         gather = channel.all_gather(Pieces(count))
 
         def run(queue: int, given: Tensor, taken: Tensor) -> None:
@@ -179,17 +194,19 @@ def all_gather(at: int, team: Team, shape: Sequence[int]) -> Bind:
     """The members' tensors concatenated along dim `at`, in `shape`."""
     members, before = team.size, max(prod(shape[:at]), 1)  # of no elements nothing is bound
     piece = prod(shape) // members // before
-    if before <= MAX_PIECES:
-        return lambda channel: channel.all_gather(Pieces(piece, before, piece, piece * members))
+    pieces = Pieces(piece, before, piece, piece * members)
     given_shape = (*shape[:at], shape[at] // members, *shape[at + 1 :])
 
     def bind(channel: Channel) -> Issue:
+        kernel = channel.by_kernel("all_gather", pieces)
+        if kernel is not None or before <= MAX_PIECES:
+            return kernel or channel.all_gather(pieces)
         issue = channel.all_gather(Pieces(before * piece))
 
         def run(queue: int, given: Tensor, taken: Tensor) -> None:
-            pieces = taken.new_empty((members, *given_shape))
-            issue(queue, given, pieces)
-            packing.join_into(taken, pieces, at)
+            rows = taken.new_empty((members, *given_shape))
+            issue(queue, given, rows)
+            packing.join_into(taken, rows, at)
 
         return run
 
@@ -201,8 +218,12 @@ def reduce_scatter(at: int, team: Team, shape: Sequence[int], dtype: torch.dtype
     members, before = team.size, max(prod(shape[:at]), 1)  # of no elements nothing is bound
     piece = prod(shape) // before
     whole = (*shape[:at], shape[at] * members, *shape[at + 1 :])
+    pieces = Pieces(piece, before, piece * members, piece)
 
     def bind(channel: Channel) -> Issue:
+        kernel = channel.by_kernel("reduce_scatter", pieces)
+        if kernel is not None:
+            return kernel
         if not nccl.reduces("sum", dtype, members):
             exchange = _all_to_all_of_rows(channel)
 
@@ -212,7 +233,7 @@ def reduce_scatter(at: int, team: Team, shape: Sequence[int], dtype: torch.dtype
 
             return add_up
         if before <= MAX_PIECES:
-            return channel.reduce_scatter("sum", Pieces(piece, before, piece * members, piece))
+            return channel.reduce_scatter("sum", pieces)
         issue = channel.reduce_scatter("sum", Pieces(before * piece))
 
         def run(queue: int, given: Tensor, taken: Tensor) -> None:

@@ -23,6 +23,8 @@ class CollectiveSteps(ProgramTensors):
         if is_beside or not isinstance(call, CollectiveCall):
             self.call(f"collective_{k}", segment, call, done=f"done_{k}" if is_beside else "", is_sending=True)
             return
+        # what runs beside other work leaves that the GPU: NCCL takes few of its multiprocessors
+        call.run.by_kernels = self.options.exchange != "nccl"
         if QUEUE_NOW not in self.steps:
             self.steps.append(QUEUE_NOW)
         handed, after = list[str](), list[Step]()

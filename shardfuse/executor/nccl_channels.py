@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from ..codegen.collective_kernels import Kind
 from ..config import is_nccl_blocking, read_cache_directory
 from ..mesh.gpu_waits import watch_waits
 from ..mesh.groups import count_too
@@ -63,6 +64,10 @@ class Pieces:
 class Channel(Protocol):
     """Collectives of a process group on tensors of one dtype, each laid out for so many elements."""
 
+    def by_kernel(self, kind: Kind, pieces: Pieces) -> Issue | None:
+        """A kernel of shardfuse's own, for any number of pieces, which adds up in float32; ``None`` for none."""
+        ...
+
     def all_reduce(self, op: Reduction, count: int) -> Issue:
         """``taken``, of ``count`` elements as ``given``, and maybe that, is the reduction of every member's."""
         ...
@@ -90,6 +95,9 @@ class BackendChannel:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._is_grouping = False
+
+    def by_kernel(self, kind: Kind, pieces: Pieces) -> Issue | None:
+        return None
 
     def all_reduce(self, op: Reduction, count: int) -> Issue:
         run, options = self._backend.allreduce, _reducing(c10d.AllreduceOptions(), op)
@@ -165,6 +173,9 @@ class NcclChannel:
 
     def __init__(self, driver: Driver, communicator: int, dtype: torch.dtype, backend: Backend) -> None:
         self._driver, self._communicator, self._dtype, self._backend = driver, communicator, dtype, backend
+
+    def by_kernel(self, kind: Kind, pieces: Pieces) -> Issue | None:
+        return None
 
     def all_reduce(self, op: Reduction, count: int) -> Issue:
         return self._issue(_ALL_REDUCE, Pieces(count), op)

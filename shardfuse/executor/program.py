@@ -231,7 +231,7 @@ class ProgramBuilder(CollectiveSteps):
                 if t not in self.places:
                     self.make(t, kernel.source)
             region = self.region(plan) if plan.exchange is not None and self.region is not None else None
-            launch = kernel.launcher() if region is None else region.launcher(kernel, plan)
+            launch = kernel.launcher() if region is None else region.launcher(kernel, plan.rank_exchange)
             tensors = names_of(renamed.get(t, t) for t in kernel.source.tensors)
             arguments = (*tensors, *map(scalar_text, kernel.source.scalars))
             alone = kernel if region is None else None

@@ -62,12 +62,11 @@ class Region:
     table: torch.Tensor
     ranks: tuple[int, ...]
 
-    def launcher(self, kernel: Kernel, plan: KernelPlan) -> Launch:
-        """Of ``kernel``, that of ``plan``, with the table before its arguments, on as many multiprocessors as are left.
+    def launcher(self, kernel: Kernel, exchange: RankExchange) -> Launch:
+        """Of ``kernel``, with the table before its arguments, on as many multiprocessors as are left.
 
         It raises ExchangeTimeoutError once a wait was in vain.
         """
-        exchange = _exchange_of(plan)
         is_on_gpu = self.arena.device.type == "cuda"
         address = self.table.data_ptr() if is_on_gpu else self.table  # which Triton's interpreter asks more of
         told, order, ranks, room = self.arena.told, self.arena.order, self.ranks, self.arena.room
@@ -215,7 +214,10 @@ def tables_for(plans: Sequence[KernelPlan]) -> Tables:
 
     def make() -> dict[Hashable, torch.Tensor]:
         new = _new_regions(found, plans).items()
-        return {key: torch.empty(table_words(p), dtype=torch.int64, device=found.device) for key, (_, p) in new}
+        return {
+            key: torch.empty(table_words(_exchange_of(p)), dtype=torch.int64, device=found.device)
+            for key, (_, p) in new
+        }
 
     # the first call may be within the pool of CUDA graph trees
     return made_to_last(make, found.device)
@@ -244,13 +246,19 @@ def region_of(plan: KernelPlan, tables: Tables = _NO_TABLES) -> Region:
     key, words = _key({key: region.words for key, region in known.items()}, plan)
     region = known.get(key)
     if region is None:
-        assert found.used + words <= found.words, "its ranks have agreed that there is room"
-        ranks = tuple(sorted(exchange.mesh.team(current_rank(), exchange.parallel_type)))
         table = tables[key] if key in tables else tables_for([plan])[key]
-        table.copy_(torch.tensor(_entries(found, found.used, words, plan), dtype=torch.int64, device="cpu"))
-        region = known[key] = Region(found, found.used, words, table, ranks)
-        found.used += words
-        found.loss = lambda: lost(found) if found.told.value else None
+        region = known[key] = made_region(found, words, table, exchange)
+    return region
+
+
+def made_region(found: Arena, words: int, table: torch.Tensor, exchange: RankExchange) -> Region:
+    """The next ``words`` of the arena as slots of the ranks of ``exchange``; ``table`` is written."""
+    assert found.used + words <= found.words, "its ranks have agreed that there is room"
+    ranks = tuple(sorted(exchange.mesh.team(current_rank(), exchange.parallel_type)))
+    table.copy_(torch.tensor(_entries(found, found.used, words, exchange), dtype=torch.int64, device="cpu"))
+    region = Region(found, found.used, words, table, ranks)
+    found.used += words
+    found.loss = lambda: lost(found) if found.told.value else None
     return region
 
 
@@ -310,13 +318,12 @@ def _key(known: Mapping[Hashable, int], plan: KernelPlan) -> tuple[Hashable, int
     return (*line, size), size
 
 
-def _entries(within: Arena, offset: int, words: int, plan: KernelPlan) -> list[int]:
+def _entries(within: Arena, offset: int, words: int, exchange: RankExchange) -> list[int]:
     """What stands in the table of a region."""
-    exchange = _exchange_of(plan)
     team = exchange.mesh.team(current_rank(), exchange.parallel_type)
     position, report = team.index(within.rank), within.report.data_ptr()
     if exchange.is_in_rows:  # by the distance behind this rank
         team = (*team[position:], *team[:position])
     slots = [within.addresses[rank] + 8 * offset for rank in team]
     names = [rank + 1 for rank in team]
-    return table(plan, within.timeout, report, position, words, slots, names)
+    return table(exchange, within.timeout, report, position, words, slots, names)

@@ -1,0 +1,101 @@
+"""Collectives between ranks by shardfuse's kernels, beside NCCL's by torch.distributed: in calls, and in a CUDA graph.
+
+Every rank runs this.  A case is the unsharded tensor: what is gathered, what is scattered, or what all ranks have a
+summand of.  Times are of back-to-back calls, the slowest rank's, medians over the rounds; *in a graph* they are of one
+of ``EACH`` calls in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardfuse.codegen.collective_kernels import Kind
+from shardfuse.executor.launch import queue_on
+from shardfuse.executor.nccl_channels import BackendChannel, Pieces
+from shardfuse.executor.symmetric_collectives import symmetric_channel
+from shardfuse.mesh import Team
+
+from .report import Row
+from .reshard import everywhere, per_call
+from .workload import Case, Draw
+
+OWN, NCCL = "shardfuse", "NCCL"
+KINDS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
+CASES = tuple(f"{rows}x8192" for rows in (2, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384))
+ROUNDS = 11
+EACH = 10
+
+Run = Callable[[], Tensor]
+
+
+def run_collectives(given: Sequence[Case], device: torch.device, rounds: int = ROUNDS) -> Iterator[list[Row]]:
+    """The same rows on every rank.  ``given``: instead of the grid."""
+    for case in given or map(Case.parse, CASES):
+        for kind in KINDS:
+            yield _rows(kind, case, device, rounds)
+
+
+def _rows(kind: Kind, case: Case, device: torch.device, rounds: int) -> list[Row]:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    whole = [Draw(device, seed).normal(case.shape, case.dtype) for seed in range(ranks)]
+    mine = whole[rank] if kind != "all_gather" else whole[0].chunk(ranks)[rank].contiguous()
+    total = sum((t.double() for t in whole[1:]), whole[0].double())
+    wanted = {"all_gather": whole[0].double(), "all_reduce": total, "reduce_scatter": total.chunk(ranks)[rank]}[kind]
+    runs = _runs(kind, mine, torch.empty(wanted.shape, dtype=case.dtype, device=device))
+    notes = dict.fromkeys(runs, "")
+    for name, run in runs.items():
+        right = bool(((run().double() - wanted).abs() <= 2**-7 * (wanted.abs() + 1)).all())
+        notes[name] = "" if everywhere(right, device) else "WRONG"
+    timed = per_call(runs, device, rounds)
+    rows = [Row(kind, str(case), name, 0, *timed[name], note=notes[name]) for name in runs]
+    if device.type == "cuda":
+        graphs = {name: _captured(run) for name, run in runs.items()}
+        for name, (us, low, high) in per_call(graphs, device, rounds).items():
+            rows.append(Row(f"{kind}, in a graph", str(case), name, 0, us / EACH, low / EACH, high / EACH))
+    return rows
+
+
+def _runs(kind: Kind, mine: Tensor, taken: Tensor) -> dict[str, Run]:
+    """Of this rank's tensor and the memory of the result."""
+    team, device = Team.of(range(dist.get_world_size())), mine.device
+    count = (taken if kind == "reduce_scatter" else mine).numel()
+    strips = {"all_gather": (count, count * team.size), "reduce_scatter": (count * team.size, count)}.get(kind, (0, 0))
+    otherwise = BackendChannel(dist.group.WORLD._get_backend(device))
+    issue = symmetric_channel(team, device, mine.dtype, otherwise).by_kernel(kind, Pieces(count, 1, *strips))
+    queue = queue_on(device)
+
+    def own() -> Tensor:
+        assert issue is not None
+        issue(queue(), mine, taken)
+        return taken
+
+    def nccl() -> Tensor:
+        match kind:
+            case "all_gather":
+                dist.all_gather_into_tensor(taken, mine)
+            case "reduce_scatter":
+                dist.reduce_scatter_tensor(taken, mine)
+            case "all_reduce":
+                taken.copy_(mine)
+                dist.all_reduce(taken)
+        return taken
+
+    return ({} if issue is None else {OWN: own}) | {NCCL: nccl}
+
+
+def _captured(run: Run) -> Callable[[], object]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(EACH):
+            run()
+    return graph.replay

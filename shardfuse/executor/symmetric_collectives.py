@@ -1,0 +1,180 @@
+"""Collectives by kernels of shardfuse's own, between ranks that reach each other's memory: those where NCCL is slower.
+
+NCCL moves 16 MB between two GPUs that NVLink joins in 92 us, a kernel in little more than half of that, and the latency
+of a small message is that of one store and one flag.  ``codegen/collective_kernels.py`` has the kernels; this module
+says which collectives they do, and has the ranks agree on them.
+
+All kernels of a team share slots in the arena (``symmetric_slots.py``).  Before the first collective of its kind, the
+ranks of the team compile it and tell one another whether they could, as they do for a fused kernel; from then on all of
+them take it for each collective of so many bytes, or none does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ..codegen.collective_kernels import (
+    SUMMED,
+    Collective,
+    Kind,
+    Strips,
+    chosen_chunk,
+    collective_source,
+    free_multiprocessors,
+    shared_programs,
+    slot_words,
+)
+from ..codegen.mesh_exchange import table_words
+from ..config import read_cache_directory
+from ..device import device_here
+from ..errors import KernelCompileError
+from ..ir.dtype import DataType
+from ..mesh import DeviceMesh, ParallelType
+from ..mesh.groups import Team
+from ..mesh.symmetric import Arena, arena
+from ..schedulers.plan import RankExchange
+from ..schedulers.rank_exchange import MOST_RANKS
+from .agreement import agreed
+from .comparison import digest
+from .kept_tensors import made_to_last
+from .kernel import Kernel
+from .nccl_channels import Channel, Issue, Pieces
+from .rank_reduction import Reduction
+from .symmetric_slots import Region, hand_out_from, handed_out, is_in_reach, made_region, why_not_together
+
+MOST_BYTES = 1 << 28
+"""Of what a rank is given, or gives, beyond which NCCL's rings are as fast."""
+_SHARE = 2
+"""Of the arena, collectives take no more than one part of so many: fused kernels are to find room as well."""
+_ONE_STEP_BYTES = 8 << 20
+"""Bytes beyond those of two steps that all-reduces may send in one (``docs/exchange_protocol.md``)."""
+_NO_KERNEL = 1 << 62
+"""What a rank tells that cannot have a kernel, in place of how much memory it has handed out."""
+
+
+def symmetric_channel(team: Team, device: torch.device, dtype: torch.dtype, otherwise: Channel) -> Channel:
+    """``otherwise``, or kernels for those collectives of ``team`` that they do better.  Its ranks all ask."""
+    found = arena()
+    if isinstance(found, str) or team.size > MOST_RANKS or why_not_together(team.ranks) is not None:
+        return otherwise
+    return SymmetricChannel(found, team, device, dtype, otherwise)
+
+
+@dataclass(frozen=True)
+class SymmetricChannel:
+    """Collectives of a team on tensors of ``dtype``; those that no kernel does, by ``otherwise``."""
+
+    arena: Arena
+    team: Team
+    device: torch.device
+    dtype: torch.dtype
+    otherwise: Channel
+
+    def by_kernel(self, kind: Kind, pieces: Pieces) -> Issue | None:
+        """``issue(queue, given, taken)`` by a kernel; ``None`` where NCCL is faster, or the team has no kernel."""
+        p, gathers = pieces, kind == "all_gather"
+        strips = Strips.of(self.dtype.itemsize, p.count, p.pieces, p.given, p.taken)
+        dtype = DataType.Int32 if gathers else DataType.from_torch(self.dtype)
+        if strips is None or strips.bytes > MOST_BYTES or not (gathers or dtype in SUMMED):
+            return None
+        if kind == "all_reduce" and not self._is_one_step(strips):
+            return None
+        return self._issue(kind, dtype, strips)
+
+    def all_reduce(self, op: Reduction, count: int) -> Issue:
+        return self.otherwise.all_reduce(op, count)
+
+    def all_gather(self, pieces: Pieces) -> Issue:
+        return self.otherwise.all_gather(pieces)
+
+    def reduce_scatter(self, op: Reduction, pieces: Pieces) -> Issue:
+        return self.otherwise.reduce_scatter(op, pieces)
+
+    def all_to_all(self) -> Issue:
+        return self.otherwise.all_to_all()
+
+    def group(self, issues: Sequence[Issue]) -> Issue:
+        return self.otherwise.group(issues)
+
+    def _is_one_step(self, strips: Strips) -> bool:
+        """Does sending all to all move little more than a reduce-scatter and a gather would?"""
+        members = self.team.size
+        return (members - 1) * (members - 2) * strips.bytes <= members * _ONE_STEP_BYTES
+
+    def _issue(self, kind: Kind, dtype: DataType, strips: Strips) -> Issue | None:
+        multiprocessors = device_here(self.device).multiprocessors
+        free = free_multiprocessors(multiprocessors)
+        chunk = chosen_chunk(strips, self.team.size, free)
+        # small ones have a program for each chunk, on multiprocessors of their own
+        exchange = exchange_of(self.team.ranks, multiprocessors, is_claimed=strips.chunks(chunk) > free)
+        is_interpreted, made = self.device.type != "cuda", Collective(kind, dtype, chunk, exchange)
+        source = collective_source(made, strips, multiprocessors, interpret=is_interpreted)
+        kernel = Kernel(source, read_cache_directory(), interpret=is_interpreted)
+        region = _agreed(self.arena, self.team, self.device, kernel, exchange)
+        if region is None:
+            return None
+        launch, moved = region.launcher(kernel, exchange), dtype.torch
+
+        def issue(queue: int, given: Tensor, taken: Tensor) -> None:
+            if is_interpreted:  # by Triton's interpreter, which takes no addresses
+                launch(None, given.view(-1).view(moved), taken.view(-1).view(moved))
+            else:
+                launch(queue, given.data_ptr(), taken.data_ptr())
+
+        return issue
+
+
+def exchange_of(ranks: Sequence[int], multiprocessors: int, *, is_claimed: bool) -> RankExchange:
+    """What a fused kernel that sends rows has: these ranks, and how many programs share the chunks of a launch."""
+    programs = shared_programs(multiprocessors)
+    return RankExchange(
+        DeviceMesh(ranks), ParallelType.mesh_x, (), programs=programs, is_claimed=is_claimed, is_in_rows=True
+    )
+
+
+def _agreed(found: Arena, team: Team, device: torch.device, kernel: Kernel, exchange: RankExchange) -> Region | None:
+    """The slots of the team's kernels, once its ranks have compiled ``kernel``; ``None`` where not all of them could.
+
+    They compare its text, once for each, and are told where slots begin: behind what any of them handed out.  What a
+    rank may lack memory for, the table, is made before, so that all of them raise where one has none.
+    """
+    line = ("collectives", team.ranks)
+    known, key = cast("Region | None", found.regions.get(line)), digest(f"{team.ranks}\n{kernel.source.text}")
+    if key not in found.decided:
+        table: Tensor | None = None
+        with agreed(team.ranks, f"collective among ranks {list(team.ranks)}\n{kernel.source.text}") as told:
+            told.append(f"sends: {kernel.source.name}")
+            told.number = handed_out() if _is_possible(found, device, kernel) else _NO_KERNEL
+            if known is None and told.number != _NO_KERNEL:
+                size = table_words(exchange)
+                table = made_to_last(lambda: torch.empty(size, dtype=torch.int64, device=device), device)
+        most, words = told.most, slot_words(exchange)
+        assert most is not None, "each text is compared once"
+        is_full = known is None and most + words > found.words // _SHARE
+        found.decided[key] = "some rank has none" if most == _NO_KERNEL or is_full else None
+        if known is None and table is not None and found.decided[key] is None:
+            hand_out_from(most)
+            known = found.regions[line] = made_region(found, words, table, exchange)
+    if found.decided[key] is not None:
+        return None
+    assert known is not None, "its ranks have agreed that there is room"
+    kernel.compile(device)
+    return known
+
+
+def _is_possible(found: Arena, device: torch.device, kernel: Kernel) -> bool:
+    """Does the kernel compile, where ranks share memory, and does NCCL leave it half of the GPU?"""
+    if not is_in_reach(device) or found.room.left() < device_here(device).multiprocessors // 2:
+        return False
+    try:
+        kernel.compile(device)
+    except KernelCompileError as error:
+        warnings.warn(f"{error}\nNCCL does the collective instead, on all ranks", stacklevel=2)
+        return False
+    return True
