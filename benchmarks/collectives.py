@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardfuse.codegen.collective_kernels import Kind
+from shardfuse.codegen.collective_moves import all_reduced, exchanged, gathered, scattered
 from shardfuse.executor.launch import queue_on
-from shardfuse.executor.nccl_channels import BackendChannel, Pieces
+from shardfuse.executor.nccl_channels import BackendChannel
 from shardfuse.executor.symmetric_collectives import symmetric_channel
 from shardfuse.mesh import Team
 
@@ -24,7 +25,7 @@ from .reshard import everywhere, per_call
 from .workload import Case, Draw
 
 OWN, NCCL = "shardfuse", "NCCL"
-KINDS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
+KINDS: tuple[Kind, ...] = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 CASES = tuple(f"{rows}x8192" for rows in (2, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384))
 ROUNDS = 11
 EACH = 10
@@ -44,7 +45,12 @@ def _rows(kind: Kind, case: Case, device: torch.device, rounds: int) -> list[Row
     whole = [Draw(device, seed).normal(case.shape, case.dtype) for seed in range(ranks)]
     mine = whole[rank] if kind != "all_gather" else whole[0].chunk(ranks)[rank].contiguous()
     total = sum((t.double() for t in whole[1:]), whole[0].double())
-    wanted = {"all_gather": whole[0].double(), "all_reduce": total, "reduce_scatter": total.chunk(ranks)[rank]}[kind]
+    wanted = {
+        "all_gather": lambda: whole[0].double(),
+        "all_to_all": lambda: torch.cat([t.chunk(ranks)[rank] for t in whole]).double(),
+        "reduce_scatter": lambda: total.chunk(ranks)[rank],
+        "all_reduce": lambda: total,
+    }[kind]()
     runs = _runs(kind, mine, torch.empty(wanted.shape, dtype=case.dtype, device=device))
     notes = dict.fromkeys(runs, "")
     for name, run in runs.items():
@@ -62,10 +68,14 @@ def _rows(kind: Kind, case: Case, device: torch.device, rounds: int) -> list[Row
 def _runs(kind: Kind, mine: Tensor, taken: Tensor) -> dict[str, Run]:
     """Of this rank's tensor and the memory of the result."""
     team, device = Team.of(range(dist.get_world_size())), mine.device
-    count = (taken if kind == "reduce_scatter" else mine).numel()
-    strips = {"all_gather": (count, count * team.size), "reduce_scatter": (count * team.size, count)}.get(kind, (0, 0))
+    moves = {
+        "all_gather": gathered(1, mine.numel(), team.size),
+        "all_to_all": exchanged((1, mine.numel() // team.size), 0, 1, team.size),
+        "reduce_scatter": scattered(1, taken.numel(), team.size),
+        "all_reduce": all_reduced(mine.numel()),
+    }[kind]
     otherwise = BackendChannel(dist.group.WORLD._get_backend(device))
-    issue = symmetric_channel(team, device, mine.dtype, otherwise).by_kernel(kind, Pieces(count, 1, *strips))
+    issue = symmetric_channel(team, device, mine.dtype, otherwise).by_kernel(kind, moves)
     queue = queue_on(device)
 
     def own() -> Tensor:
@@ -77,6 +87,8 @@ def _runs(kind: Kind, mine: Tensor, taken: Tensor) -> dict[str, Run]:
         match kind:
             case "all_gather":
                 dist.all_gather_into_tensor(taken, mine)
+            case "all_to_all":
+                dist.all_to_all_single(taken, mine)
             case "reduce_scatter":
                 dist.reduce_scatter_tensor(taken, mine)
             case "all_reduce":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 import pytest
@@ -13,66 +15,88 @@ from torch import Tensor
 
 from benchmarks.roundings import assert_near
 from shardfuse.codegen.collective_kernels import Kind
+from shardfuse.codegen.collective_moves import Moves, all_reduced, exchanged, gathered, scattered
 from shardfuse.executor import symmetric_collectives
 from shardfuse.executor.launch import queue_on
-from shardfuse.executor.nccl_channels import Issue, Pieces
+from shardfuse.executor.nccl_channels import Issue
 from shardfuse.executor.symmetric_collectives import symmetric_channel
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.groups import Team
 from shardfuse.mesh.process import ProcessContext
 
 ROUNDS = 2
-TYPES = (torch.bfloat16, torch.float16, torch.float32)
-MOVED = (*TYPES, torch.int64, torch.uint8)
-SIZES = ((1, 16), (1, 4096), (1, 20_000), (3, 8_208), (40, 1_040))
-"""Strips, and elements of each."""
-FEW = ((1, 16), (1, 9_200), (3, 2_064))
-"""Under Triton's interpreter, where a turn takes milliseconds: a chunk, five of one strip, two of each of three."""
-LARGE = ((1, 1 << 20), (2, 1 << 20), (1, (1 << 23) + 48), (17, 70_000), (1, 1 << 24))
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)
+TYPES = (*SUMMED, torch.uint8, torch.int64)
+SHAPES = ((16,), (20_000,), (3, 8_208), (40, 1_040), (5, 3, 7, 32), (2, 64, 4, 128))
+FEW = ((16,), (9_216,), (3, 2_064), (3, 2, 5, 16))
+"""Under Triton's interpreter, where a turn takes milliseconds."""
+LARGE = ((1 << 20,), ((1 << 23) + 48,), (17, 70_000), (2, 2048, 16, 128), (1 << 24,))
 """The same on GPUs of their own."""
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One collective.  strips, count: of what a rank is given of a gather, or has of a sum that is scattered."""
+    """One collective.  shape: of what a rank has for each other one, or gives to all.
+
+    at, to: the dim along which pieces of ranks are side by side; of an all-to-all, in what is given, and in the result.
+    """
 
     kind: Kind
     dtype: torch.dtype
-    strips: int
-    count: int
+    shape: tuple[int, ...]
+    at: int
+    to: int
     ranks: int
 
     @property
-    def pieces(self) -> Pieces:
-        whole = self.count * self.ranks
+    def moves(self) -> Moves:
+        before, piece = prod(self.shape[: self.at]), prod(self.shape[self.at :])
         match self.kind:
             case "all_gather":
-                return Pieces(self.count, self.strips, self.count, whole)
+                return gathered(before, piece, self.ranks)
+            case "all_to_all":
+                return exchanged(self.shape, self.at, self.to, self.ranks)
             case "reduce_scatter":
-                return Pieces(self.count, self.strips, whole, self.count)
+                return scattered(before, piece, self.ranks)
             case "all_reduce":
-                return Pieces(self.strips * self.count)
+                return all_reduced(before * piece)
 
     def given(self, rank: int, turn: int, device: torch.device) -> Tensor:
         """What a rank gives in that turn; all ranks can make it."""
-        columns = self.count * (self.ranks if self.kind == "reduce_scatter" else 1)
+        shape = list(self.shape)
+        if self.kind in ("reduce_scatter", "all_to_all"):
+            shape[self.at] *= self.ranks
         generator = torch.Generator(device).manual_seed(97 * turn + rank)
-        wide = torch.randn((self.strips, columns), generator=generator, device=device)
+        wide = torch.randn(shape, generator=generator, device=device)
         return (wide * 50).to(self.dtype) if not self.dtype.is_floating_point else wide.to(self.dtype)
 
     def wanted(self, rank: int, given: list[Tensor]) -> Tensor:
-        if self.kind == "all_gather":
-            return torch.cat(given, 1)
+        match self.kind:
+            case "all_gather":
+                return torch.cat(given, self.at)
+            case "all_to_all":
+                return torch.cat([t.chunk(self.ranks, self.at)[rank] for t in given], self.to)
         total = torch.stack([t.double() for t in given]).sum(0)
-        return total.chunk(self.ranks, 1)[rank] if self.kind == "reduce_scatter" else total
+        return total.chunk(self.ranks, self.at)[rank] if self.kind == "reduce_scatter" else total
 
     def check(self, found: Tensor, rank: int, given: list[Tensor]) -> None:
         wide = self.wanted(rank, given)
-        if self.kind == "all_gather":
-            assert torch.equal(found.view_as(wide), wide), f"{self} on rank {rank}"
+        if self.kind in ("all_gather", "all_to_all"):
+            assert torch.equal(found.view(wide.shape), wide), f"{self} on rank {rank}"
             return
         eager = wide.to(self.dtype)
-        assert_near(found.view_as(wide).cpu(), wide.cpu(), eager.cpu(), n=0.51 if self.dtype != torch.float32 else 2)
+        assert_near(found.view(wide.shape).cpu(), wide.cpu(), eager.cpu(), n=0.51 if self.dtype != torch.float32 else 2)
+
+
+def cases_of(shapes: Sequence[tuple[int, ...]], types: Sequence[torch.dtype], ranks: int) -> Iterator[_Case]:
+    """Every kind, along every dim of the shapes; sums of the floating types."""
+    for shape, dtype in product(shapes, types):
+        dims = range(len(shape))
+        yield from (_Case("all_gather", dtype, shape, at, 0, ranks) for at in dims)
+        yield from (_Case("all_to_all", dtype, shape, at, to, ranks) for at, to in product(dims, dims) if at != to)
+        if dtype in SUMMED:
+            yield from (_Case("reduce_scatter", dtype, shape, at, 0, ranks) for at in dims)
+            yield _Case("all_reduce", dtype, shape, 0, 0, ranks)
 
 
 class Refused:
@@ -89,12 +113,8 @@ def run_collectives(context: ProcessContext) -> None:
         symmetric_collectives.shared_programs = lambda multiprocessors: 3
         symmetric_collectives.free_multiprocessors = lambda multiprocessors: 2
     own, team, n = random.Random(context.rank), Team.of(range(context.world_size)), context.world_size
-    sums: tuple[Kind, ...] = ("reduce_scatter", "all_reduce")
-    sizes = SIZES if is_on_gpu else FEW
-    cases = [_Case("all_gather", dtype, *size, n) for dtype in MOVED for size in sizes]
-    cases += [_Case(kind, dtype, *size, n) for kind in sums for dtype in TYPES for size in sizes]
-    if is_on_gpu:
-        cases += [_Case(kind, torch.bfloat16, *size, n) for kind in ("all_gather", *sums) for size in LARGE]
+    shapes, types = (SHAPES, TYPES) if is_on_gpu else (FEW, TYPES[::3])
+    cases = [*cases_of(shapes, types, n), *(cases_of(LARGE, TYPES[:1], n) if is_on_gpu else ())]
     queue = queue_on(context.device)
     for case in cases:
         issue = issue_of(case, team, context)
@@ -115,7 +135,7 @@ def run_collectives(context: ProcessContext) -> None:
 
 def issue_of(case: _Case, team: Team, context: ProcessContext) -> Issue:
     channel = symmetric_channel(team, context.device, case.dtype, Refused())
-    issue = channel.by_kernel(case.kind, case.pieces)
+    issue = channel.by_kernel(case.kind, case.moves)
     assert issue is not None, f"{case} has no kernel"
     return issue
 
@@ -125,7 +145,8 @@ def sizes_without_a_kernel(context: ProcessContext) -> None:
     team = Team.of(range(context.world_size))
     for dtype, count in ((torch.bfloat16, 12), (torch.float32, 5), (torch.uint8, 8)):
         channel = symmetric_channel(team, context.device, dtype, Refused())
-        assert channel.by_kernel("all_gather", Pieces(count)) is None
+        assert channel.by_kernel("all_gather", gathered(1, count, team.size)) is None
+        assert channel.by_kernel("all_gather", gathered(2, count, team.size)) is None
     for dtype in (torch.int64, torch.float64):
         channel = symmetric_channel(team, context.device, dtype, Refused())
-        assert channel.by_kernel("reduce_scatter", Pieces(16, 1, 16 * team.size, 16)) is None
+        assert channel.by_kernel("reduce_scatter", scattered(1, 16, team.size)) is None

@@ -547,7 +547,7 @@ def test_programs_of_several_ranks_exchange_in_kernels(fake: FakeMesh) -> None:
 
 
 def launcher(plan: KernelPlan, kernel: NotedKernel) -> Launch:
-    return symmetric_slots.region_of(plan).launcher(kernel, plan)  # type: ignore[arg-type]
+    return symmetric_slots.region_of(plan).launcher(kernel, plan.rank_exchange)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
 def launch(arena: Arena) -> Launch:
     """What launches a kernel in its slots."""
     plan = kernel_of(plan_of(define("rms_norm", 8192, 2, DataType.BFloat16), 8))
-    return symmetric_slots.region_of(plan).launcher(NotedKernel(plan), plan)  # type: ignore[arg-type]
+    return symmetric_slots.region_of(plan).launcher(NotedKernel(plan), plan.rank_exchange)  # type: ignore[arg-type]
 
 
 @pytest.fixture

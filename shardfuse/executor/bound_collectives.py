@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..codegen.collective_moves import all_reduced, exchanged, gathered, scattered
 from ..mesh.groups import Team, process_group, stages_through_host
 from . import nccl, packing
 from .autocast import no_autocast
@@ -164,7 +165,7 @@ def all_reduce(op: Reduction, shape: Sequence[int]) -> Bind:
     count = prod(shape)
 
     def bind(channel: Channel) -> Issue:
-        kernel = channel.by_kernel("all_reduce", Pieces(count)) if op == "sum" else None
+        kernel = channel.by_kernel("all_reduce", all_reduced(count)) if op == "sum" else None
         return kernel or channel.all_reduce(op, count)
 
     return bind
@@ -175,7 +176,7 @@ def all_reduce_by_gathering(op: Reduction, shape: Sequence[int], members: int) -
     count = prod(shape)
 
     def bind(channel: Channel) -> Issue:
-        kernel = channel.by_kernel("all_reduce", Pieces(count)) if op == "sum" else None
+        kernel = channel.by_kernel("all_reduce", all_reduced(count)) if op == "sum" else None
         if kernel is not None:
             return kernel
         gather = channel.all_gather(Pieces(count))
@@ -198,7 +199,7 @@ def all_gather(at: int, team: Team, shape: Sequence[int]) -> Bind:
     given_shape = (*shape[:at], shape[at] // members, *shape[at + 1 :])
 
     def bind(channel: Channel) -> Issue:
-        kernel = channel.by_kernel("all_gather", pieces)
+        kernel = channel.by_kernel("all_gather", gathered(before, piece, members))
         if kernel is not None or before <= MAX_PIECES:
             return kernel or channel.all_gather(pieces)
         issue = channel.all_gather(Pieces(before * piece))
@@ -221,7 +222,7 @@ def reduce_scatter(at: int, team: Team, shape: Sequence[int], dtype: torch.dtype
     pieces = Pieces(piece, before, piece * members, piece)
 
     def bind(channel: Channel) -> Issue:
-        kernel = channel.by_kernel("reduce_scatter", pieces)
+        kernel = channel.by_kernel("reduce_scatter", scattered(before, piece, members))
         if kernel is not None:
             return kernel
         if not nccl.reduces("sum", dtype, members):
@@ -252,6 +253,9 @@ def all_to_all(split: int, concat: int, team: Team, piece: Sequence[int]) -> Bin
     is_joined = prod(piece[:concat]) <= 1
 
     def bind(channel: Channel) -> Issue:
+        kernel = channel.by_kernel("all_to_all", exchanged(piece, split, concat, members))
+        if kernel is not None:
+            return kernel
         issue, exchange = channel.all_to_all(), _all_to_all_of_rows(channel)
 
         def run(queue: int, given: Tensor, taken: Tensor) -> None:

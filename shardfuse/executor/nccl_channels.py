@@ -25,6 +25,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from ..codegen.collective_kernels import Kind
+from ..codegen.collective_moves import Moves
 from ..config import is_nccl_blocking, read_cache_directory
 from ..mesh.gpu_waits import watch_waits
 from ..mesh.groups import count_too
@@ -64,8 +65,8 @@ class Pieces:
 class Channel(Protocol):
     """Collectives of a process group on tensors of one dtype, each laid out for so many elements."""
 
-    def by_kernel(self, kind: Kind, pieces: Pieces) -> Issue | None:
-        """A kernel of shardfuse's own, for any number of pieces, which adds up in float32; ``None`` for none."""
+    def by_kernel(self, kind: Kind, moves: Moves) -> Issue | None:
+        """A kernel of shardfuse's own, which adds up in float32; ``None`` where there is none.  moves: in elements."""
         ...
 
     def all_reduce(self, op: Reduction, count: int) -> Issue:
@@ -96,7 +97,7 @@ class BackendChannel:
         self._backend = backend
         self._is_grouping = False
 
-    def by_kernel(self, kind: Kind, pieces: Pieces) -> Issue | None:
+    def by_kernel(self, kind: Kind, moves: Moves) -> Issue | None:
         return None
 
     def all_reduce(self, op: Reduction, count: int) -> Issue:
@@ -174,7 +175,7 @@ class NcclChannel:
     def __init__(self, driver: Driver, communicator: int, dtype: torch.dtype, backend: Backend) -> None:
         self._driver, self._communicator, self._dtype, self._backend = driver, communicator, dtype, backend
 
-    def by_kernel(self, kind: Kind, pieces: Pieces) -> Issue | None:
+    def by_kernel(self, kind: Kind, moves: Moves) -> Issue | None:
         return None
 
     def all_reduce(self, op: Reduction, count: int) -> Issue:

@@ -23,13 +23,13 @@ from ..codegen.collective_kernels import (
     SUMMED,
     Collective,
     Kind,
-    Strips,
     chosen_chunk,
     collective_source,
     free_multiprocessors,
     shared_programs,
     slot_words,
 )
+from ..codegen.collective_moves import UNIT, Moves
 from ..codegen.mesh_exchange import table_words
 from ..config import read_cache_directory
 from ..device import device_here
@@ -76,16 +76,15 @@ class SymmetricChannel:
     dtype: torch.dtype
     otherwise: Channel
 
-    def by_kernel(self, kind: Kind, pieces: Pieces) -> Issue | None:
+    def by_kernel(self, kind: Kind, moves: Moves) -> Issue | None:
         """``issue(queue, given, taken)`` by a kernel; ``None`` where NCCL is faster, or the team has no kernel."""
-        p, gathers = pieces, kind == "all_gather"
-        strips = Strips.of(self.dtype.itemsize, p.count, p.pieces, p.given, p.taken)
-        dtype = DataType.Int32 if gathers else DataType.from_torch(self.dtype)
-        if strips is None or strips.bytes > MOST_BYTES or not (gathers or dtype in SUMMED):
+        units, is_summed = moves.in_units(self.dtype.itemsize), kind in ("reduce_scatter", "all_reduce")
+        dtype = DataType.from_torch(self.dtype) if is_summed else DataType.Int32
+        if units is None or units.count * UNIT > MOST_BYTES or (is_summed and dtype not in SUMMED):
             return None
-        if kind == "all_reduce" and not self._is_one_step(strips):
+        if kind == "all_reduce" and not self._is_one_step(units.count * UNIT):
             return None
-        return self._issue(kind, dtype, strips)
+        return self._issue(kind, dtype, units)
 
     def all_reduce(self, op: Reduction, count: int) -> Issue:
         return self.otherwise.all_reduce(op, count)
@@ -102,19 +101,21 @@ class SymmetricChannel:
     def group(self, issues: Sequence[Issue]) -> Issue:
         return self.otherwise.group(issues)
 
-    def _is_one_step(self, strips: Strips) -> bool:
-        """Does sending all to all move little more than a reduce-scatter and a gather would?"""
+    def _is_one_step(self, size: int) -> bool:
+        """Does sending so many bytes to all move little more than a reduce-scatter and a gather would?"""
         members = self.team.size
-        return (members - 1) * (members - 2) * strips.bytes <= members * _ONE_STEP_BYTES
+        return (members - 1) * (members - 2) * size <= members * _ONE_STEP_BYTES
 
-    def _issue(self, kind: Kind, dtype: DataType, strips: Strips) -> Issue | None:
+    def _issue(self, kind: Kind, dtype: DataType, units: Moves) -> Issue | None:
         multiprocessors = device_here(self.device).multiprocessors
         free = free_multiprocessors(multiprocessors)
-        chunk = chosen_chunk(strips, self.team.size, free)
+        size = units.count * UNIT
+        chunk = chosen_chunk(size, self.team.size, free)
         # small ones have a program for each chunk, on multiprocessors of their own
-        exchange = exchange_of(self.team.ranks, multiprocessors, is_claimed=strips.chunks(chunk) > free)
-        is_interpreted, made = self.device.type != "cuda", Collective(kind, dtype, chunk, exchange)
-        source = collective_source(made, strips, multiprocessors, interpret=is_interpreted)
+        exchange = exchange_of(self.team.ranks, multiprocessors, is_claimed=size > chunk * free)
+        is_interpreted = self.device.type != "cuda"
+        made = Collective(kind, dtype, chunk, exchange, units.is_flat)
+        source = collective_source(made, units, multiprocessors, interpret=is_interpreted)
         kernel = Kernel(source, read_cache_directory(), interpret=is_interpreted)
         region = _agreed(self.arena, self.team, self.device, kernel, exchange)
         if region is None:
