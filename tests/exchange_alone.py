@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from exchange_cases import define, expected, inputs, piece, piece_of_output
-from exchange_collectives import run_collectives, sizes_without_a_kernel
+from exchange_collectives import run_collectives, sizes_without_a_kernel, wait_for_a_killed_rank, wait_in_vain
 from exchange_programs import random_program
 from fusion_check import check
 
@@ -147,4 +147,6 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "programs": run_programs,
     "collectives": run_collectives,
     "no_collectives": sizes_without_a_kernel,
+    "late_collective": wait_in_vain,
+    "killed_collective": wait_for_a_killed_rank,
 }

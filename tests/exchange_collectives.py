@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from shardfuse.executor.symmetric_collectives import symmetric_channel
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.groups import Team
 from shardfuse.mesh.process import ProcessContext
+from shardfuse.rank_errors import ExchangeTimeoutError
 
 ROUNDS = 2
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
@@ -138,6 +141,42 @@ def issue_of(case: _Case, team: Team, context: ProcessContext) -> Issue:
     issue = channel.by_kernel(case.kind, case.moves)
     assert issue is not None, f"{case} has no kernel"
     return issue
+
+
+def wait_in_vain(context: ProcessContext) -> None:
+    """A rank that does not come within the limit is named by the next call, and sums without it are no numbers."""
+    found = symmetric.arena()
+    assert isinstance(found, symmetric.Arena), found
+    found.timeout = 2.0 if context.rank == 0 else 60.0
+    team = Team.of(range(context.world_size))
+    case = _Case("all_reduce", torch.float32, (64,), 0, 0, team.size)
+    issue, queue = issue_of(case, team, context), queue_on(context.device)
+    given = [case.given(rank, 0, context.device) for rank in range(team.size)]
+    taken = torch.zeros_like(given[0])
+    issue(queue(), given[context.rank], taken)
+    case.check(taken, context.rank, given)
+    if context.rank == 0:
+        issue(queue(), given[0], taken)
+        assert taken.isnan().all()
+        with pytest.raises(ExchangeTimeoutError, match="rank 1 did not send its part"):
+            issue(queue(), given[0], taken)
+    else:
+        time.sleep(4.0)
+
+
+def wait_for_a_killed_rank(context: ProcessContext) -> None:
+    team = Team.of(range(context.world_size))
+    case = _Case("all_gather", torch.float32, (64,), 0, 0, team.size)
+    issue = issue_of(case, team, context)
+    if context.rank == 1:
+        time.sleep(1.0)
+        print(f"fault {time.time()}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    given = case.given(context.rank, 0, context.device)
+    issue(queue_on(context.device)(), given, torch.empty(64 * team.size, device=context.device))
+    if context.device.type == "cuda":
+        torch.cuda.synchronize()
+    time.sleep(60)  # until this rank is ended
 
 
 def sizes_without_a_kernel(context: ProcessContext) -> None:

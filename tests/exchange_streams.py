@@ -105,15 +105,25 @@ def run_beside_groups(context: ProcessContext, rounds: int, say: Callable[[str],
     numbers = [torch.ones(LARGE, device="cuda") for _ in groups]
     streams = [torch.cuda.Stream() for _ in (*groups, "kernels")]
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for group, number in zip(groups, numbers, strict=True):
-        dist.all_reduce(number, dist.ReduceOp.MAX, group=group)
-    say("has groups")
-    together()
-    both, own = random.Random(9), random.Random(context.rank)
 
     def reduce(j: int) -> None:
         for _ in range(2):
             dist.all_reduce(numbers[j], dist.ReduceOp.MAX, group=groups[j])
+
+    # A kernel is loaded at its first launch, for which CUDA may wait until nothing runs: ranks that start things in
+    # other orders would wait for one another.  So all of them have been launched before, one at a time.
+    with torch.cuda.stream(streams[-1]):
+        for program in programs:
+            for k in range(SETS):
+                wrong.add_(program.run(k))
+                torch.cuda.synchronize()
+    for j in range(len(groups)):
+        with torch.cuda.stream(streams[j]):
+            reduce(j)
+        torch.cuda.synchronize()
+    say("has groups")
+    together()
+    both, own = random.Random(9), random.Random(context.rank)
 
     for _ in range(rounds):
         steps = [(program, both.randrange(SETS)) for program in both.choices(programs, k=3)]

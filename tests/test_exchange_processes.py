@@ -33,7 +33,9 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
     assert codes == [0, 0, 0, 0], "\n".join(texts)
 
 
-@pytest.mark.parametrize("case", ["short_alone", "anew", "threads", "programs", "collectives", "no_collectives"])
+@pytest.mark.parametrize(
+    "case", ["short_alone", "anew", "threads", "programs", "collectives", "no_collectives", "late_collective"]
+)
 def test_all_ranks_go_on(case: str, server: Server, tmp_path: Path) -> None:
     """``exchange_alone.py`` says with what."""
     ranks = {"programs": 4, "collectives": 3}.get(case, 2)
@@ -50,8 +52,9 @@ def test_a_rank_that_fails_alone_and_goes_on_is_named(server: Server, tmp_path: 
         assert "rank 1 has `(the run of the program before has failed on this rank" in text
 
 
-def test_a_rank_that_waits_in_a_kernel_for_one_that_was_killed_ends(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["kill", "killed_collective"])
+def test_a_rank_that_waits_in_a_kernel_for_one_that_was_killed_ends(case: str, server: Server, tmp_path: Path) -> None:
     """Long before the end of the wait: its watchdog goes on while the kernel waits."""
-    codes, texts = forked(server, "kill", tmp_path)
+    codes, texts = forked(server, case, tmp_path)
     assert codes == [1, -9], "\n".join(texts)
     assert re.search(r"^shardfuse: rank 0: rank 1 ended without a word", texts[0], re.MULTILINE), texts[0]

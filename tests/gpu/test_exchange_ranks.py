@@ -28,6 +28,12 @@ def test_late_ranks_and_changing_sizes_are_no_fault(ranks: int, tmp_path: Path) 
     assert all("done" in text for text in texts)
 
 
+def test_collectives_by_kernels(tmp_path: Path) -> None:
+    """Of every kind, along every dim, up to 32 MB: ``exchange_collectives.py``."""
+    codes, texts, _ = outcome("collectives", tmp_path)
+    assert codes == [0, 0], "\n".join(texts)
+
+
 def test_graphs_and_calls_on_many_streams_take_no_words_of_one_another(tmp_path: Path) -> None:
     """10,000 replays of two graphs and calls of other programs, each kind on a stream of its own."""
     codes, texts, _ = outcome("graphs", tmp_path)
@@ -57,7 +63,9 @@ def test_no_access_is_out_of_bounds_and_no_shared_memory_is_raced_for(tool: str,
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
-@pytest.mark.parametrize("case", ["kill", "raise", "other", "leave", pytest.param("elsewhere", marks=TWO_GPUS)])
+@pytest.mark.parametrize(
+    "case", ["kill", "killed_collective", "raise", "other", "leave", pytest.param("elsewhere", marks=TWO_GPUS)]
+)
 def test_a_rank_that_waits_in_a_kernel_for_one_that_does_not_come_ends(case: str, tmp_path: Path) -> None:
     codes, texts, ended = outcome(case, tmp_path)
     told = re.search(r"^fault (\S+)$", texts[1], re.MULTILINE)

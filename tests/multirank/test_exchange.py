@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.mpi, pytest.mark.multi_gpu]
 
-SECONDS = 5.0
+SECONDS = 60.0
+"""That a rank waits for another, which may have kernels to compile."""
+FEWER = 5.0
 
 
 @pytest.fixture
@@ -141,6 +143,9 @@ def test_a_rank_that_does_not_come_is_named(arena: symmetric.Arena, pg: ProcessG
     fd = define("rms_norm", 8192, pg.size, DataType.BFloat16)
     here = pieces("rms_norm", inputs("rms_norm", 8, 8192, torch.bfloat16), pg)
     fd.execute(here)
+    torch.cuda.synchronize()
+    for region in arena.regions.values():
+        region.table[0] = int(FEWER * 1e9)
     torch.cuda.synchronize()
     dist.barrier()
     if pg.rank == 0:
