@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from resharding_cases import pairs, run
 
 from shardfuse import DataType, FusionDefinition
+from shardfuse.codegen.collective_moves import Moves
 from shardfuse.executor import bound_collectives
+from shardfuse.executor.nccl_channels import Pieces
 from shardfuse.mesh import DeviceMesh, ParallelType
 
 pytestmark = pytest.mark.mpi
@@ -35,6 +39,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(bound_collectives, "may_bind", lambda device: True)
     monkeypatch.setattr(bound_collectives, "stages_through_host", lambda group, device: False)
     monkeypatch.setattr(bound_collectives, "nccl_channel", lambda *of: None)
+    monkeypatch.setattr(bound_collectives, "symmetric_channel", lambda team, device, dtype, otherwise: otherwise)
     monkeypatch.setattr(bound_collectives, "backend_of", lambda group, device: Watched(group._get_backend(device)))
     return ran
 
@@ -158,3 +163,56 @@ def test_two_sums_of_one_tensor(pg, bound: list[str]) -> None:
         first, second = fd.execute([summands[pg.rank : pg.rank + 1].to(pg.device)])
         assert torch.equal(first.cpu(), total)
         assert torch.equal(second.cpu(), 3 * total[None])
+
+
+class Kernels:
+    """In place of kernels over NVLink: they have those kinds, note them, and gloo does the work."""
+
+    def __init__(self, kinds: tuple[str, ...], asked: list[str], otherwise: object) -> None:
+        self.kinds, self.asked, self.otherwise = kinds, asked, otherwise
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.otherwise, name)
+
+    def by_kernel(self, kind: str, moves: Moves) -> Callable[..., None] | None:
+        self.asked.append(kind)
+        if kind not in self.kinds:
+            return None
+        pieces = Pieces(moves.run, moves.outer, moves.given.outer, moves.taken.outer)
+        if kind == "all_reduce":
+            return self.otherwise.all_reduce("sum", moves.count)
+        return (
+            self.otherwise.all_gather(pieces) if kind == "all_gather" else self.otherwise.reduce_scatter("sum", pieces)
+        )
+
+
+@pytest.mark.parametrize("kinds", [(), ("all_gather", "reduce_scatter", "all_reduce")])
+def test_kernels_are_asked_first(pg, bound: list[str], monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]) -> None:
+    """In the first call and in later ones, of every kind; what they do not do, the backend does."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        bound_collectives, "symmetric_channel", lambda team, device, dtype, otherwise: Kernels(kinds, asked, otherwise)
+    )
+    mesh = DeviceMesh(range(pg.size))
+    whole = torch.arange(4 * pg.size * 16, dtype=torch.float32).reshape(-1, 16)
+    here, expected = mesh.shard_tensor(whole, 0).to(pg.device), whole.sum(0)
+    for cut, kind in ((False, "all_reduce"), (True, "reduce_scatter")):
+        fd = sum_of_rows(mesh, cut)
+        asked.clear()
+        for _ in range(3):
+            (y,) = fd.execute([here])
+            assert torch.equal(y.cpu(), mesh.shard_tensor(expected, 0) if cut else expected)
+        assert asked == [kind] * 2, "for the first call, and for all that follow"
+
+
+def test_no_kernel_is_asked_where_nccl_is_asked_for(pg, bound: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*of: object) -> object:
+        raise AssertionError("kernels are asked")
+
+    monkeypatch.setattr(bound_collectives, "symmetric_channel", refuse)
+    monkeypatch.setenv("SHARDFUSE_EXCHANGE", "nccl")
+    mesh = DeviceMesh(range(pg.size))
+    whole = torch.arange(4 * pg.size * 16, dtype=torch.float32).reshape(-1, 16)
+    (y,) = sum_of_rows(mesh, cut=False).execute([mesh.shard_tensor(whole, 0).to(pg.device)])
+    assert torch.equal(y.cpu(), whole.sum(0))
+    assert bound == ["allreduce"]
