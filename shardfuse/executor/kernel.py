@@ -123,6 +123,11 @@ class Kernel:
         if not self._interpret:
             begin(self._asked(device), self._directory, compile_apart, submit)
 
+    @property
+    def driver(self) -> Driver | None:
+        """What launches it; ``None`` where only Triton's own entry does."""
+        return None if self._ready is None else self._ready.driver
+
     def resident(self) -> int | None:
         """How many programs the device runs at once; ``None`` where only Triton's own entry launches it."""
         if self._ready is None:
