@@ -31,7 +31,7 @@ uint64_t context = 1;
 
 typedef struct { void *function; unsigned grid[3], block[3], shared; void **slots, **extra, *kernel, *context; } Node;
 int capturing, captures[64]; /* any stream; and by handles of streams, the number of the capture */
-int graph_status, set_status, graphs, graph_launches, sets, nodes, chained, destroyed;
+int asked_status, graph_status, set_status, graphs, graph_launches, sets, nodes, chained, destroyed;
 uint64_t graph_slots[8][8], wanted_of_node[8], graph_functions[8];
 static void note(uint64_t node, const Node *given) {
     graph_functions[node - 1] = (uint64_t)given->function;
@@ -83,7 +83,13 @@ int cuLaunchKernelEx(const Config *config, void *function, void **slots, void **
     return extra != 0;
 }
 static int capture_of(uint64_t stream) { return stream < 64 ? captures[stream] : 0; }
-int cuStreamIsCapturing(uint64_t stream, int *found) { *found = capturing || capture_of(stream); return context ? 0 : 201; }
+/* Of the default stream, it is an error to ask while a stream that waits for that one is captured. */
+int cuStreamIsCapturing(uint64_t stream, int *found) {
+    *found = capturing || capture_of(stream);
+    for (unsigned k = 0; k < 64 && !stream; k++)
+        if (captures[k]) return 906;
+    return context ? asked_status : 201;
+}
 /* Of a stream that is captured, the last node of the graph is 5. */
 int cuStreamGetCaptureInfo_v2(uint64_t stream, int *found, uint64_t *number, uint64_t *graph, uint64_t **last, uint64_t *count) {
     static uint64_t node = 5;

@@ -64,7 +64,7 @@ class World:
         self.fake, self.current, self.slow, self.is_in_c = fake, 0, 0, is_in_c
         self.captures = (ctypes.c_int * 64).in_dll(fake.symbols, "captures")
         self.captures[:] = [0] * 64
-        for name in ("status", "wait_status", "record_status", "exchanged_mode", "made_events"):
+        for name in ("status", "asked_status", "wait_status", "record_status", "exchanged_mode", "made_events"):
             fake[name] = 0
         ctypes.c_uint64.in_dll(fake.symbols, "context").value = 1
         ctypes.c_uint64.in_dll(fake.symbols, "wanted_slots").value = 4
@@ -207,7 +207,7 @@ def test_while_another_stream_is_captured_calls_go_on(world: World) -> None:
     world.captures[8] = 3
     world.launch(8)
     assert slow(world, 1)
-    assert [world.launch(k) for k in (7, 7)] == [ordered(7), ordered(7)]
+    assert [world.launch(k) for k in (7, 7, 0)] == [ordered(7), ordered(7), ordered(0)]
     assert slow(world, 0)
     assert world.launch(8) == [LAUNCH.format(8), "node 40 behind"]
     assert slow(world, 1)
@@ -318,6 +318,14 @@ def test_a_thread_without_a_context_gets_that_of_the_device(world: World, monkey
     world.fake.symbols.leave()
     world.launch(7)
     assert world.noted()[-2:] == ordered(7, waits=False)
+    assert slow(world, 0)
+
+
+def test_where_the_driver_does_not_tell_of_captures_torch_is_asked(world: World) -> None:
+    world.is_first(7)
+    world.fake["asked_status"] = 700
+    assert world.launch(7) == ordered(7, waits=False)
+    assert slow(world, 1)
 
 
 def test_arguments_that_are_none(world: World) -> None:
