@@ -135,7 +135,14 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
     ("made", "of_python", "of_torch"),
-    [(add_rms_norm, 87, 18), (swiglu, 59, 12), (rotary, 60, 14), (linear, 10, 10), (definition, 11, 1), (block, 281, 95)],
+    [
+        (add_rms_norm, 87, 18),
+        (swiglu, 59, 12),
+        (rotary, 60, 14),
+        (linear, 10, 10),
+        (definition, 11, 1),
+        (block, 281, 95),
+    ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_calls_of_a_step(made: Callable[[DeviceMesh], Step], of_python: int, of_torch: int) -> None:

@@ -108,7 +108,9 @@ class World:
         return self.noted()
 
     def noted(self) -> list[str]:
-        return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(self.fake.symbols, "noted"))).decode().splitlines()
+        return (
+            ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(self.fake.symbols, "noted"))).decode().splitlines()
+        )
 
     def slow_ones(self) -> int:
         """Launches since the last question that Python has ordered."""

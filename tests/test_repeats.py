@@ -17,6 +17,7 @@ from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.errors import ShardfuseError
 from shardfuse.executor import program
 from shardfuse.executor.cache import LRUCache
+from shardfuse.executor.plain_arguments import NoGradientsWarning
 from shardfuse.executor.steps import (
     Bring,
     Call,
@@ -30,7 +31,6 @@ from shardfuse.executor.steps import (
     Step,
 )
 from shardfuse.executor.storage import only_addressed
-from shardfuse.executor.plain_arguments import NoGradientsWarning
 from shardfuse.frontend import repeat
 from shardfuse.frontend.executor_cache import PROGRAMS, FusionExecutorCache
 from shardfuse.nn import FusionTimer, RMSNorm, SwiGLU

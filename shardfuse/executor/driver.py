@@ -81,8 +81,8 @@ class Driver(Protocol):
 
         state: of `LaunchOrder`, by whose rules they follow one another.  count: is one more after each call.  report:
         0, until a kernel has waited in vain.  table: the address before the arguments.  launches: what is launched, by
-        ``room.left()``, which may have more later.  ``otherwise(stream, *arguments)`` is called instead, and does all of
-        that, with a report, without an entry of ``launches``, in a capture, before there is an event that is needed,
+        ``room.left()``; it may have more later.  ``otherwise(stream, *arguments)``, which does all of that, is called
+        instead: with a report, without an entry of ``launches``, in a capture, before there is an event that is needed,
         and where a launch itself would call its own ``otherwise``.
         """
         ...

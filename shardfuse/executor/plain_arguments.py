@@ -91,11 +91,11 @@ def are_real_as_they_are(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def alike_to(arguments: Sequence[Argument]) -> Callable[..., bool]:
-    """``alike(*others)``: are they, one by one, of the same types, shapes, strides, dtypes and devices as these, with the
-    same bits, and does each require a gradient where this one does?
+    """``alike(*others)``: has each the type, shape, strides, dtype, device and bits of the one of ``arguments`` in its
+    place, and does it require a gradient where that does?
 
-    By C alone: it is what torch.compile asks before it runs a graph.  As many have to come.  Never, where among
-    ``arguments`` is what is no plain tensor.
+    By C alone: it is what torch.compile asks before it runs a graph.  As many have to come.  Never, where one of
+    ``arguments`` is no plain tensor.
     """
     if not arguments or not _TENSORS.issuperset(map(type, arguments)):
         return _never

@@ -141,9 +141,7 @@ class Running:
         made = fec.ready(inputs)
         return None if made is None else self._repeated(fec, made, programs, inputs)
 
-    def _repeated(
-        self, fec: FusionExecutorCache, made: Made, programs: object, inputs: Sequence[Argument]
-    ) -> Repeated:
+    def _repeated(self, fec: FusionExecutorCache, made: Made, programs: object, inputs: Sequence[Argument]) -> Repeated:
         is_complex = any(isinstance(t, torch.Tensor) and t.is_complex() for t in inputs)
         return Repeated(self, fec, made, programs, is_complex=is_complex)
 

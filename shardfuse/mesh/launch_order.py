@@ -39,7 +39,7 @@ class LaunchState(ctypes.Structure):
     is_captured: was there any capture?  Its replays are not seen.
     """
 
-    _fields_ = [("event", ctypes.c_int64), ("last", ctypes.c_int64), ("is_captured", ctypes.c_int64)]  # noqa: RUF012
+    _fields_ = [("event", ctypes.c_int64), ("last", ctypes.c_int64), ("is_captured", ctypes.c_int64)]
     event: int
     last: int
     is_captured: int
