@@ -67,15 +67,15 @@ def skip_a_batch(context: ProcessContext) -> None:
 
     The others add that to the batch that it has left out.  All ranks are ended, with a line that says so.
     """
-    norm, order = Norm(context), symmetric.arena().order
+    norm, room = Norm(context), symmetric.arena().room
     norm.check(3)
-    follow = order.follow
+    left = room.left
 
-    def refuse(stream: int | None, ranks: tuple[int, ...]) -> bool:
+    def refuse() -> int:
         raise torch.OutOfMemoryError("no memory")
 
     for turn in range(1 << 30):
-        order.follow = refuse if (context.rank, turn) == (1, 2) else follow
+        room.left = refuse if (context.rank, turn) == (1, 2) else left
         try:
             norm.run(3)
         except torch.OutOfMemoryError:

@@ -235,6 +235,8 @@ class Ranks:
 class NotedKernel:
     """A kernel of rank 0 that notes its launches: grid, integers, and what it was given."""
 
+    driver = None
+
     def __init__(self, plan: KernelPlan) -> None:
         tensors = (*plan.segment.inputs, *plan.segment.outputs)
         self.source = generate(plan, {t: t.domain.layout(0) for t in tensors}, 0)

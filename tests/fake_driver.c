@@ -1,7 +1,20 @@
 /* A CUDA driver that runs nothing and remembers what it was asked for: tests read and set these variables. */
 
+#include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+
+/* What streams were given, in order: a line for each. */
+char noted[1 << 16];
+static unsigned noted_length;
+void forget(void) { noted[noted_length = 0] = 0; }
+static void line(const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    if (noted_length + 100 < sizeof noted) noted_length += (unsigned)vsnprintf(noted + noted_length, 100, format, values);
+    va_end(values);
+}
 
 typedef struct {
     unsigned grid[3], block[3], shared;
@@ -17,7 +30,8 @@ char loaded[64];
 uint64_t context = 1;
 
 typedef struct { void *function; unsigned grid[3], block[3], shared; void **slots, **extra, *kernel, *context; } Node;
-int capturing, graph_status, set_status, graphs, graph_launches, sets, nodes, chained, destroyed;
+int capturing, captures[64]; /* any stream; and by handles of streams, the number of the capture */
+int asked_status, graph_status, set_status, graphs, graph_launches, sets, nodes, chained, destroyed;
 uint64_t graph_slots[8][8], wanted_of_node[8], graph_functions[8];
 static void note(uint64_t node, const Node *given) {
     graph_functions[node - 1] = (uint64_t)given->function;
@@ -54,6 +68,7 @@ int cuFuncSetAttribute(void *function, int attribute, int value) { dynamic_share
 int cuFuncSetCacheConfig(void *function, int config) { return config != 1; }
 int cuLaunchKernelEx(const Config *config, void *function, void **slots, void **extra) {
     if (!context) return 201;
+    line("%s %d of %u\n", status ? "refuse" : "launch", (int)config->stream, config->grid[0]);
     if (status) return status;
     launches++;
     last_grid = config->grid[0] * config->grid[1] * config->grid[2];
@@ -67,7 +82,33 @@ int cuLaunchKernelEx(const Config *config, void *function, void **slots, void **
     for (unsigned k = 0; k < wanted_slots; k++) memcpy(&last_slots[k], slots[k], 8);
     return extra != 0;
 }
-int cuStreamIsCapturing(void *stream, int *found) { *found = capturing; return context ? 0 : 201; }
+static int capture_of(uint64_t stream) { return stream < 64 ? captures[stream] : 0; }
+/* Of the default stream, it is an error to ask while a stream that waits for that one is captured. */
+int cuStreamIsCapturing(uint64_t stream, int *found) {
+    *found = capturing || capture_of(stream);
+    for (unsigned k = 0; k < 64 && !stream; k++)
+        if (captures[k]) return 906;
+    return context ? asked_status : 201;
+}
+/* Of a stream that is captured, the last node of the graph is 5. */
+int cuStreamGetCaptureInfo_v2(uint64_t stream, int *found, uint64_t *number, uint64_t *graph, uint64_t **last, uint64_t *count) {
+    static uint64_t node = 5;
+    *found = capture_of(stream) != 0;
+    if (number) *number = (uint64_t)capture_of(stream);
+    if (graph) *graph = 11;
+    if (last) *last = &node;
+    if (count) *count = 1;
+    return context ? 0 : 201;
+}
+int cuGraphAddEventRecordNode(uint64_t *node, void *graph, uint64_t *behind, uint64_t count, uint64_t event) {
+    *node = 40;
+    line("node of event %d\n", (int)event);
+    return 0;
+}
+int cuGraphAddDependencies(void *graph, uint64_t *from, uint64_t *to, uint64_t count) {
+    line("node %d behind\n", (int)*to);
+    return 0;
+}
 int cuGraphCreate(uint64_t *graph, unsigned flags) { nodes = 0; chained = 1; graphs++; *graph = 11; return flags; }
 int cuGraphDestroy(void *graph) { destroyed++; return 0; }
 int cuGraphExecDestroy(void *executable) { destroyed++; return 0; }
@@ -87,7 +128,7 @@ int cuGraphLaunch(void *executable, uint64_t stream) { graph_launches++; last_st
 
 /* NCCL, and the events by which waiting for it is seen. */
 int exchanged_mode, nccl_kind = -1, nccl_type, nccl_operation, nccl_status, recorded, event_status, nccl_calls, ended;
-int record_status, in_progress;
+int record_status, wait_status, in_progress;
 int made_events; static int behind[64]; /* of each event, the collective that it was recorded behind */
 uint64_t nccl_addresses[16][2], nccl_count, nccl_given, nccl_taken, nccl_communicator, nccl_stream;
 static int nccl_called(int kind, uint64_t given, uint64_t taken, uint64_t count, int type, int operation, uint64_t c, uint64_t stream) {
@@ -108,8 +149,14 @@ const char *ncclGetLastError(void *c) { return "the peer is gone"; }
 const char *ncclGetErrorString(int status) { return "unhandled error"; }
 int ncclCommGetAsyncError(uint64_t c, int *found) { *found = --in_progress > 0 ? 7 : nccl_status; return 0; }
 int cuEventCreate(uint64_t *event, unsigned flags) { *event = 1 + made_events++ % 63; return flags != 2 && flags != 0; }
-int cuEventRecord(uint64_t event, void *stream) {
+int cuStreamWaitEvent(uint64_t stream, uint64_t event, unsigned flags) {
+    line("wait %d%s\n", (int)stream, flags ? " in each launch" : "");
+    return context ? wait_status : 201;
+}
+int cuEventRecord(uint64_t event, uint64_t stream) {
     recorded++;
+    line("record %d%s\n", (int)stream, exchanged_mode == 2 ? "" : " in a mode of captures");
+    if (!context) return 201;
     if (!record_status) behind[event] = nccl_calls;
     return record_status;
 }

@@ -600,7 +600,7 @@ def test_a_warning_that_is_an_error_comes_behind_the_launch(fake: FakeMesh, monk
             launch(None)
     assert len(noted.launches) == 2
     launch(None)  # says nothing again
-    assert fake.arena.order.launches == {(0, 1): 3}
+    assert fake.arena.order.launches() == {(0, 1): 3}
 
 
 def test_what_follows_a_refused_launch_waits_for_those_before_it(
@@ -645,7 +645,7 @@ def test_launches_of_all_programs_are_in_one_order(fake: FakeMesh) -> None:
     plans = [kernel_of(plan_of(define(kind, 8192, 2, BF16), 8)) for kind in ("rms_norm", "layer_norm")]
     for plan in plans:
         launcher(plan, NotedKernel(plan))(None)
-    assert fake.arena.order.launches == {(0, 1): 2}
+    assert fake.arena.order.launches() == {(0, 1): 2}
 
 
 def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:

@@ -12,6 +12,8 @@ from types import FrameType
 
 import pytest
 import torch
+import torch.distributed as dist
+from exchange_cases import define, inputs, piece
 from ranks import run_ranks
 from torch.autograd.profiler import profile
 from torch.autograd.profiler_util import FunctionEvent
@@ -19,7 +21,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from benchmarks import host_time
 from examples.lm_model import Block, ModelConfig
-from shardfuse import DeviceMesh, nn
+from shardfuse import DataType, DeviceMesh, nn
 from shardfuse.executor import bound_collectives, program, program_tensors
 
 PACKAGE = str(Path(nn.__file__).parents[1])
@@ -53,6 +55,14 @@ def linear(mesh: DeviceMesh) -> Step:
     """In a narrower dtype than that of the weight."""
     weight = drawn(16, 8).double().detach().requires_grad_()
     return stepping(lambda x: nn.functional.linear(x, weight), drawn(4, 2, 8))
+
+
+def definition(mesh: DeviceMesh) -> Step:
+    """Of a norm over a sharded axis, called without a module."""
+    fd = define("rms_norm", 16, RANKS, DataType.Float)
+    rank = dist.get_rank()
+    here = [piece("rms_norm", k, v, RANKS, rank) for k, v in enumerate(inputs("rms_norm", 4, 16, torch.float32))]
+    return lambda: fd.execute(here)
 
 
 def block(mesh: DeviceMesh) -> Step:
@@ -125,7 +135,14 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
     ("made", "of_python", "of_torch"),
-    [(add_rms_norm, 87, 18), (swiglu, 59, 12), (rotary, 60, 14), (linear, 10, 10), (block, 281, 95)],
+    [
+        (add_rms_norm, 87, 18),
+        (swiglu, 59, 12),
+        (rotary, 60, 14),
+        (linear, 10, 10),
+        (definition, 11, 1),
+        (block, 281, 95),
+    ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_calls_of_a_step(made: Callable[[DeviceMesh], Step], of_python: int, of_torch: int) -> None:

@@ -1,4 +1,4 @@
-"""Modules' calls that find what a call before them found: what they are handed is still what the program takes."""
+"""Calls that find what a call before them found: what they are handed is still what the program takes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch.distributed.tensor import Partial, Replicate
 
 import shardfuse
 from benchmarks.roundings import assert_near
-from shardfuse import DeviceMesh
+from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.errors import ShardfuseError
 from shardfuse.executor import program
 from shardfuse.executor.cache import LRUCache
+from shardfuse.executor.plain_arguments import NoGradientsWarning
 from shardfuse.executor.steps import (
     Bring,
     Call,
@@ -198,3 +199,131 @@ def test_a_repeat_is_the_last_run() -> None:
         (fec,) = {bound.op.forward.fec for bound in norm._bound.values() if bound is not None}  # pyright: ignore[reportPrivateUsage]
         assert ran.setdefault(rows, fec.last_program) is fec.last_program
     assert ran[3] is not ran[5]
+
+
+# definitions
+
+
+def doubled(dtype: DataType = DataType.Float, *, writes: bool = False, has_number: bool = False) -> FusionDefinition:
+    """``x + x``, or ``x + number``; written to ``x``, where it is to be."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor(shape=[-1, -1], contiguity=[False, False], dtype=dtype)
+        other = fd.define_scalar(dtype=DataType.Double) if has_number else x
+        fd.add_output(fd.ops.add(x, other), **({"alias_input": x} if writes else {}))
+    return fd
+
+
+def is_doubled(fd: FusionDefinition, x: torch.Tensor) -> bool:
+    found = fd.execute([x])
+    assert type(found) is list
+    (y,) = found
+    return torch.equal(y, x.detach() + x.detach())
+
+
+def test_a_definition_looks_up_two_calls_of_a_program(looked_up: list[object]) -> None:
+    fd = doubled()
+    for count, x in enumerate([drawn(4, 16), *[drawn(4, 16, seed=k) for k in range(3)]], 1):
+        assert is_doubled(fd, x)
+        assert len(looked_up) == min(count, 2) - 1, "the first one makes it"
+    assert fd.execute((x,))[0].equal(x + x)
+    assert len(looked_up) == 1
+    for _ in range(3):
+        assert is_doubled(fd, drawn(5, 16))
+    assert is_doubled(fd, drawn(5, 16))
+    assert len(looked_up) == 3
+
+
+def test_calls_of_programs_in_turn_keep_none(looked_up: list[object]) -> None:
+    """What tells the next call of the last program takes as long to make as two look-ups."""
+    fd = doubled()
+    for _ in range(3):
+        for rows in (4, 5):
+            assert is_doubled(fd, drawn(rows, 16))
+    assert fd._again is None
+
+
+def test_a_call_that_looks_nothing_up_is_the_one_that_is_told_of() -> None:
+    fd = doubled()
+    for _ in range(3):
+        assert is_doubled(fd, drawn(4, 16))
+    fd._dtensors.last_variant = object()  # as a call with DTensors leaves it
+    assert is_doubled(fd, drawn(4, 16))
+    assert fd._dtensors.last_variant is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        drawn(5, 16),
+        drawn(16, 4).T,
+        drawn(4, 32)[:, ::2],
+        drawn(16).expand(4, 16),
+        torch.complex(drawn(4, 16), drawn(4, 16)).conj().imag,
+        torch.nn.Parameter(drawn(4, 16), requires_grad=False),
+    ],
+    ids=["size", "transposed", "strided", "expanded", "negated", "parameter"],
+)
+def test_a_definition_looks_up_tensors_of_another_kind(looked_up: list[object], other: torch.Tensor) -> None:
+    fd = doubled()
+    for _ in range(3):
+        assert is_doubled(fd, drawn(4, 16))
+    looked_up.clear()
+    assert is_doubled(fd, other)
+    assert looked_up
+    looked_up.clear()
+    assert is_doubled(fd, drawn(4, 16))
+    with pytest.raises(ShardfuseError):
+        fd.execute([drawn(4, 16), drawn(4, 16)])
+    with pytest.raises(ShardfuseError):
+        fd.execute([drawn(4, 16).double()])
+
+
+def test_a_definition_warns_of_gradients_that_nothing_records(looked_up: list[object]) -> None:
+    """Also where a tensor like that was taken while none were."""
+    fd, x = doubled(), drawn(4, 16).requires_grad_()
+    with torch.no_grad():
+        for _ in range(4):
+            assert is_doubled(fd, x)
+    assert len(looked_up) == 1
+    with pytest.warns(NoGradientsWarning):
+        (y,) = fd.execute([x])
+    assert not y.requires_grad
+
+
+def test_programs_of_a_definition_that_were_let_go_of(looked_up: list[object]) -> None:
+    fd = doubled()
+    for _ in range(3):
+        assert is_doubled(fd, drawn(4, 16))
+    fd.fec.programs = LRUCache(PROGRAMS)
+    looked_up.clear()
+    for _ in range(3):
+        assert is_doubled(fd, drawn(4, 16))
+    assert len(looked_up) == 2
+    copied = copy.deepcopy(fd)
+    assert is_doubled(copied, drawn(4, 16))
+    assert is_doubled(copy.copy(fd), drawn(4, 16))
+
+
+@pytest.mark.parametrize(("writes", "has_number"), [(True, False), (False, True)])
+def test_what_is_more_than_layouts_is_looked_up(looked_up: list[object], writes: bool, has_number: bool) -> None:
+    """A tensor that is written to, which may be one that several elements share; and a number, of whatever type."""
+    fd, x = doubled(writes=writes, has_number=has_number), drawn(4, 16)
+    wanted = x.clone()
+    for _ in range(4):
+        wanted = wanted + wanted if writes else x + 1.5
+        found = fd.execute([x, 1.5] if has_number else [x])
+        assert torch.equal(x if writes else found[0], wanted)
+    assert len(looked_up) == 3
+
+
+def test_a_call_that_fails_again_names_what_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: list[torch.Tensor]) -> None:
+        raise RuntimeError("planted")
+
+    fd = doubled()
+    assert is_doubled(fd, drawn(4, 16))
+    monkeypatch.setattr(repeat, "are_real_as_they_are", fail)  # which a repeat asks first
+    assert is_doubled(fd, drawn(4, 16))
+    with pytest.raises(RuntimeError, match="planted") as caught:
+        fd.execute([drawn(4, 16)])
+    assert "FusionDefinition" in "".join(caught.value.__notes__)

@@ -78,12 +78,14 @@ def test_what_the_wheel_holds(wheel: Path) -> None:
     sources = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "shardfuse").rglob("*")
-        if path.suffix in (".py", ".c", ".typed")
+        if path.suffix in (".py", ".c", ".h", ".typed")
     }
     assert {name for name in names if ".dist-info/" not in name} == sources
     assert {
         "shardfuse/py.typed",
         "shardfuse/executor/driver.c",
+        "shardfuse/executor/driver.h",
+        "shardfuse/executor/ordered.c",
         "shardfuse/executor/nccl.c",
         "shardfuse/executor/clock.c",
     } <= sources

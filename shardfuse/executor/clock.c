@@ -2,10 +2,8 @@
 
    torch's events take 10 us of the host each time one is recorded, as they look the current stream up in Python. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "driver.h"
 #include <dlfcn.h>
-#include <stdint.h>
 #include <stdlib.h>
 
 enum { DEVICES = 64 };
@@ -23,8 +21,6 @@ typedef struct Span {
     int device;
     struct Span *next; /* of those that are free */
 } Span;
-
-int enter_device(int device); /* driver.c */
 
 static Span *unused[DEVICES]; /* events belong to a device's context; the interpreter's lock keeps threads apart */
 static const char SPAN[] = "span";

@@ -3,11 +3,9 @@
    Python's numbers and tensors come in, one call of the CUDA driver goes out.  libcuda is opened by name when the first
    kernel is loaded, so that this compiles without CUDA. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "driver.h"
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,7 +54,7 @@ static struct {
     int (*cuGraphLaunch)(void *, void *);
 } cuda;
 
-typedef struct {
+struct Launch {
     void *function;
     Config config;
     Attribute cooperative;
@@ -65,11 +63,11 @@ typedef struct {
     char *types;       /* of the numbers that a call hands over: i int32, q int64, d float64 */
     uint64_t *fixed;   /* the slots behind them */
     PyObject *otherwise, *failed;
-} Launch;
+};
 
 static PyObject *data_ptr;
 
-static const char *message_of(int status) {
+const char *message_of(int status) {
     const char *text = NULL;
     cuda.cuGetErrorString(status, &text);
     return text ? text : "unknown error";
@@ -78,9 +76,6 @@ static const char *message_of(int status) {
 static PyObject *raise(int status) {
     return PyErr_Format(PyExc_RuntimeError, "%s (CUDA driver error %d)", message_of(status), status);
 }
-
-/* A thread that has not used the device yet has no context. Asked for by clock.c too. */
-int enter_device(int device);
 
 int enter_device(int device) {
     void *context = NULL;
@@ -105,6 +100,8 @@ static PyObject *connect(PyObject *module, PyObject *library) {
     TAKE(cuGraphCreate) TAKE(cuGraphDestroy) TAKE(cuGraphAddKernelNode_v2) TAKE(cuGraphInstantiateWithFlags)
     TAKE(cuGraphExecKernelNodeSetParams_v2) TAKE(cuGraphExecDestroy) TAKE(cuGraphLaunch)
 #undef TAKE
+    const char *missing = connect_ordered(handle);
+    if (missing) return PyErr_Format(PyExc_OSError, "%s has no %s", name, missing);
     Py_RETURN_NONE;
 }
 
@@ -163,8 +160,7 @@ static int number(char type, PyObject *value, void *slot) {
     return !PyErr_Occurred();
 }
 
-/* What a launch hands over, from tensors or addresses and numbers: 1, or 0 where a tensor is not aligned, or -1. */
-static int fill(const Launch *l, PyObject *const *given, uint64_t *values) {
+int fill_launch(const Launch *l, PyObject *const *given, uint64_t *values) {
     for (Py_ssize_t k = 0; k < l->pointers; k++) {
         PyObject *of = given[k], *address = PyLong_CheckExact(of) ? Py_NewRef(of) : PyObject_CallMethodNoArgs(of, data_ptr);
         if (!address) return -1;
@@ -180,30 +176,42 @@ static int fill(const Launch *l, PyObject *const *given, uint64_t *values) {
     return 1;
 }
 
-static PyObject *wrong_count(Py_ssize_t wanted, Py_ssize_t count) {
+PyObject *wrong_count(Py_ssize_t wanted, Py_ssize_t count) {
     return PyErr_Format(PyExc_TypeError, "a launch takes %zd arguments, not %zd", wanted, count);
 }
+
+int start_launch(const Launch *l, void *stream, uint64_t *values) {
+    void *addresses[l->slots];
+    for (Py_ssize_t k = 0; k < l->slots; k++) addresses[k] = values + k;
+    Config config = l->config;
+    config.stream = stream;
+    int status = cuda.cuLaunchKernelEx(&config, l->function, addresses, NULL);
+    if (status == INVALID_CONTEXT && !(status = enter_device(l->device)))
+        status = cuda.cuLaunchKernelEx(&config, l->function, addresses, NULL);
+    return status;
+}
+
+PyObject *raise_refused(const Launch *l, int status) { return PyObject_CallFunction(l->failed, "s", message_of(status)); }
+
+Py_ssize_t arguments_of(const Launch *l) { return l->pointers + l->numbers; }
+
+Py_ssize_t slots_of(const Launch *l) { return l->slots; }
 
 static PyObject *launch(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     const Launch *l = PyCapsule_GetPointer(self, LAUNCH);
     if (!l) return NULL;
-    if (count != 1 + l->pointers + l->numbers) return wrong_count(1 + l->pointers + l->numbers, count);
+    if (count != 1 + arguments_of(l)) return wrong_count(1 + arguments_of(l), count);
     uint64_t values[l->slots];
-    void *addresses[l->slots];
-    int filled = given[0] == Py_None ? 0 : fill(l, given + 1, values);
+    int filled = given[0] == Py_None ? 0 : fill_launch(l, given + 1, values);
     if (filled < 0) return NULL;
     if (!filled) return PyObject_Vectorcall(l->otherwise, given + 1, (size_t)(count - 1), NULL);
-    for (Py_ssize_t k = 0; k < l->slots; k++) addresses[k] = values + k;
-    Config config = l->config;
-    config.stream = PyLong_AsVoidPtr(given[0]);
+    void *stream = PyLong_AsVoidPtr(given[0]);
     if (PyErr_Occurred()) return NULL;
     int status;
     Py_BEGIN_ALLOW_THREADS;
-    status = cuda.cuLaunchKernelEx(&config, l->function, addresses, NULL);
-    if (status == INVALID_CONTEXT && !(status = enter_device(l->device)))
-        status = cuda.cuLaunchKernelEx(&config, l->function, addresses, NULL);
+    status = start_launch(l, stream, values);
     Py_END_ALLOW_THREADS;
-    if (status) return PyObject_CallFunction(l->failed, "s", message_of(status));
+    if (status) return raise_refused(l, status);
     Py_RETURN_NONE;
 }
 
@@ -270,7 +278,7 @@ static int launch_graph(Batch *b, void *stream, const uint64_t *values, void **a
 static PyObject *one_by_one(const Batch *b, PyObject *const *given) {
     PyObject *stream = given[0];
     for (Py_ssize_t k = 0; k < b->count; k++) {
-        Py_ssize_t count = b->launches[k]->pointers + b->launches[k]->numbers;
+        Py_ssize_t count = arguments_of(b->launches[k]);
         PyObject *one[1 + count];
         one[0] = stream;
         memcpy(one + 1, given + 1, (size_t)count * sizeof *one);
@@ -291,10 +299,10 @@ static PyObject *launch_batch(PyObject *self, PyObject *const *given, Py_ssize_t
     if (given[0] == Py_None) return one_by_one(b, given);
     PyObject *const *next = given + 1;
     for (Py_ssize_t k = 0, at = 0; k < b->count; at += b->launches[k++]->slots) {
-        int filled = fill(b->launches[k], next, values + at);
+        int filled = fill_launch(b->launches[k], next, values + at);
         if (filled < 0) return NULL;
         if (!filled) return one_by_one(b, given);
-        next += b->launches[k]->pointers + b->launches[k]->numbers;
+        next += arguments_of(b->launches[k]);
     }
     for (Py_ssize_t k = 0; k < b->slots; k++) addresses[k] = values + k;
     void *stream = PyLong_AsVoidPtr(given[0]);
@@ -304,7 +312,7 @@ static PyObject *launch_batch(PyObject *self, PyObject *const *given, Py_ssize_t
     status = launch_graph(b, stream, values, addresses);
     Py_END_ALLOW_THREADS;
     if (status < 0) return one_by_one(b, given);
-    if (status) return PyObject_CallFunction(b->launches[0]->failed, "s", message_of(status));
+    if (status) return raise_refused(b->launches[0], status);
     Py_RETURN_NONE;
 }
 
@@ -315,6 +323,13 @@ static void release(PyObject *capsule) {
     free(l->types);
     free(l->fixed);
     free(l);
+}
+
+const Launch *launch_of(PyObject *function) {
+    PyObject *self = PyCFunction_Check(function) ? PyCFunction_GetSelf(function) : NULL;
+    if (self && PyCapsule_IsValid(self, LAUNCH)) return PyCapsule_GetPointer(self, LAUNCH);
+    PyErr_Format(PyExc_TypeError, "%R is no launch", function);
+    return NULL;
 }
 
 static PyMethodDef launch_method = {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, NULL};
@@ -388,14 +403,13 @@ static PyObject *batch(PyObject *module, PyObject *functions) {
     b->nodes = calloc((size_t)b->count, sizeof *b->nodes);
     for (Py_ssize_t k = 0; k < b->count; k++) {
         PyObject *function = PyTuple_GET_ITEM(functions, k);
-        PyObject *self = PyCFunction_Check(function) ? PyCFunction_GetSelf(function) : NULL;
-        const Launch *l = self && PyCapsule_IsValid(self, LAUNCH) ? PyCapsule_GetPointer(self, LAUNCH) : NULL;
+        const Launch *l = launch_of(function);
         if (!l || l->config.count) {
             Py_DECREF(capsule);
             return PyErr_Format(PyExc_TypeError, "%R is no launch that a batch may hold", function);
         }
         b->launches[k] = l;
-        b->arguments += l->pointers + l->numbers;
+        b->arguments += arguments_of(l);
         b->slots += l->slots;
     }
     b->last = calloc((size_t)b->slots, sizeof *b->last);
@@ -415,11 +429,11 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "driver", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
-extern PyMethodDef nccl_methods[], clock_methods[]; /* nccl.c, clock.c */
-
 PyMODINIT_FUNC PyInit_driver(void) {
     data_ptr = PyUnicode_InternFromString("data_ptr");
     PyObject *made = data_ptr ? PyModule_Create(&definition) : NULL;
-    if (made && (PyModule_AddFunctions(made, nccl_methods) || PyModule_AddFunctions(made, clock_methods))) Py_CLEAR(made);
+    if (made && (PyModule_AddFunctions(made, nccl_methods) || PyModule_AddFunctions(made, clock_methods) ||
+                 PyModule_AddFunctions(made, ordered_methods)))
+        Py_CLEAR(made);
     return made;
 }

@@ -1,4 +1,4 @@
-"""``driver.c``, ``nccl.c`` and ``clock.c`` as a module: made by the machine's C compiler, which Triton asks for too.
+"""The C files of this folder as a module: made by the machine's C compiler, which Triton asks for too.
 
 It is kept where kernels are.
 What is loaded are the bytes that were verified, from memory: not a file that could be another, or shorter, by then.
@@ -6,6 +6,7 @@ What is loaded are the bytes that were verified, from memory: not a file that co
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib.machinery
@@ -26,7 +27,14 @@ from ..config import read_c_compiler
 from ..secure_files import read_sealed, write_sealed
 
 LIBRARY = "libcuda.so.1"
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("driver.c", "nccl.c", "clock.c"))
+_HEADER = Path(__file__).with_name("driver.h")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("driver.c", "ordered.c", "nccl.c", "clock.c"))
+
+
+class Room(Protocol):
+    """How much of a GPU a launch may take."""
+
+    def left(self) -> int: ...
 
 
 class Driver(Protocol):
@@ -62,6 +70,20 @@ class Driver(Protocol):
 
         They are one graph, whose launch costs less than that of one kernel.  Cooperative ones are refused by
         ``TypeError``.
+        """
+        ...
+
+    def ordered(
+        self, state: ctypes.Structure, count: ctypes.c_int64, report: ctypes.c_int64, device: int, table: int,
+        room: Room, launches: dict[int, tuple[Callable[..., None], ...]], otherwise: Callable[..., object],
+    ) -> Callable[..., None]:  # fmt: skip
+        """``launch(stream, *arguments)``: launches of a kernel that waits for other GPUs, behind the last of all such.
+
+        state: of `LaunchOrder`, by whose rules they follow one another.  count: is one more after each call.  report:
+        0, until a kernel has waited in vain.  table: the address before the arguments.  launches: what is launched, by
+        ``room.left()``; it may have more later.  ``otherwise(stream, *arguments)``, which does all of that, is called
+        instead: with a report, without an entry of ``launches``, in a capture, before there is an event that is needed,
+        and where a launch itself would call its own ``otherwise``.
         """
         ...
 
@@ -123,7 +145,7 @@ class Driver(Protocol):
 def open_driver(directory: Path, library: str = LIBRARY) -> Driver | None:
     """The module, from ``directory`` or made and left there; ``None`` where that cannot be done, which is said once."""
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    digest = hashlib.sha256(b"".join(s.read_bytes() for s in _SOURCES) + suffix.encode()).hexdigest()[:32]
+    digest = hashlib.sha256(b"".join(s.read_bytes() for s in (_HEADER, *_SOURCES)) + suffix.encode()).hexdigest()[:32]
     name = f"driver_{digest}{suffix}"
     try:
         content = read_sealed(directory, name)

@@ -53,6 +53,13 @@ class _Address:
         return self.address
 
 
+def _as_pointer(x: Argument, dtype: torch.dtype) -> Argument | _Address:
+    """What Triton takes for a pointer to ``dtype``: an address, and a tensor whose bits are read as another type."""
+    if isinstance(x, torch.Tensor):
+        return x if x.dtype is dtype or not x.is_cuda else _Address(x.data_ptr(), dtype)
+    return _Address(int(x), dtype) if isinstance(x, int) else x
+
+
 class Kernel:
     """A kernel of one rank, ready to launch.
 
@@ -123,6 +130,11 @@ class Kernel:
         if not self._interpret:
             begin(self._asked(device), self._directory, compile_apart, submit)
 
+    @property
+    def driver(self) -> Driver | None:
+        """What launches it; ``None`` where only Triton's own entry does."""
+        return None if self._ready is None else self._ready.driver
+
     def resident(self) -> int | None:
         """How many programs the device runs at once; ``None`` where only Triton's own entry launches it."""
         if self._ready is None:
@@ -148,7 +160,7 @@ class Kernel:
 
         def launch(*arguments: Argument) -> None:
             addressed = zip(arguments, pointers, strict=False)
-            tensors = [_Address(x, dtype) if isinstance(x, int) else x for x, dtype in addressed]
+            tensors = [_as_pointer(x, dtype) for x, dtype in addressed]
             given = zip(arguments[len(pointers) :], source.scalars, strict=True)
             numbers = [float(cast(float, v)) if s.dtype.is_floating else int(cast(int, v)) for v, s in given]
             with one_at_a_time:

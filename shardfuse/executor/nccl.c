@@ -8,11 +8,9 @@
    was given, and two events, behind the oldest unfinished collective and behind the newest, tell since when the GPU has been
    in one that they are behind. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "driver.h"
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
 

@@ -32,6 +32,7 @@ from .binding import Argument
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _functorch: Any = _core._functorch
+_TensorGuards: Any = _core._dynamo.guards.TensorGuards
 _transforms: Any = pyfunctorch
 _Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
 forward_ad: Any = torch.autograd.forward_ad
@@ -87,6 +88,22 @@ def are_real_as_they_are(tensors: Sequence[torch.Tensor]) -> bool:
     if not _TENSORS.issuperset(map(type, tensors)) or any(map(_is_negated, tensors)):
         return False
     return _peek() is None
+
+
+def alike_to(arguments: Sequence[Argument]) -> Callable[..., bool]:
+    """``alike(*others)``: has each the type, shape, strides, dtype, device and bits of the one of ``arguments`` in its
+    place, and does it require a gradient where that does?
+
+    By C alone: it is what torch.compile asks before it runs a graph.  As many have to come.  Never, where one of
+    ``arguments`` is no plain tensor.
+    """
+    if not arguments or not _TENSORS.issuperset(map(type, arguments)):
+        return _never
+    return _TensorGuards(*arguments, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+
+def _never(*arguments: object) -> bool:
+    return False
 
 
 def is_dual() -> bool:

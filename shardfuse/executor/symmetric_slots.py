@@ -67,10 +67,10 @@ class Region:
 
         It raises ExchangeTimeoutError once a wait was in vain.
         """
-        is_on_gpu = self.arena.device.type == "cuda"
-        address = self.table.data_ptr() if is_on_gpu else self.table  # which Triton's interpreter asks more of
+        driver, device = kernel.driver, self.arena.device
+        address = self.table.data_ptr() if device.type == "cuda" else self.table  # of which the interpreter asks more
         told, order, ranks, room = self.arena.told, self.arena.order, self.ranks, self.arena.room
-        launches = dict[int, list[Launch]]()
+        launches = dict[int, tuple[Launch, ...]]()
 
         def launch_exchanging(stream: int | None, *arguments: Argument) -> None:
             if told.value:
@@ -80,7 +80,7 @@ class Region:
             here = launches.get(left)
             is_less = here is None and bool(launches) and left < min(launches)
             if here is None:
-                here = launches[left] = [kernel.launcher_of(s) for s in within(kernel.source, exchange, left)]
+                here = launches[left] = tuple(kernel.launcher_of(s) for s in within(kernel.source, exchange, left))
             is_marked = order.follow(stream, ranks)
             try:
                 for launch in here:
@@ -91,7 +91,10 @@ class Region:
             if is_less:  # behind the launch, which other ranks wait for: a warning may be an error
                 self._warn_of_groups(left, exchange)
 
-        return launch_exchanging
+        if driver is None or isinstance(address, torch.Tensor):
+            return launch_exchanging
+        index, count = index_of(device), order.count_of(ranks)
+        return driver.ordered(order.state, count, told, index, address, room, launches, launch_exchanging)
 
     def _warn_of_groups(self, left: int, exchange: RankExchange) -> None:
         """Process groups were made since a kernel was launched last, with which NCCL may need more of the GPU."""
@@ -99,7 +102,7 @@ class Region:
         if left < exchange.members:
             text = f"{many}, which leaves no room for those of shardfuse: make process groups before the first call"
             warnings.warn(f"{text}, or set NCCL_MAX_CTAS", stacklevel=4)
-        elif self.arena.order.is_captured:
+        elif self.arena.order.state.is_captured:
             text = f"{many}, more than when a CUDA graph was captured: capture it after process groups are made"
             warnings.warn(text, stacklevel=4)
 

@@ -130,6 +130,11 @@ class FusionExecutorCache:
         except InputError:
             return None  # which is said where arguments are checked
 
+    @property
+    def is_found_by_layouts(self) -> bool:
+        """Is a program of tensors alone found by their shapes, strides, dtypes and devices?"""
+        return not (self._asks or self._written)
+
     def run(self, made: Made, arguments: Sequence[Argument]) -> list[torch.Tensor | None]:
         """The local outputs of a program that is ``ready``."""
         with without_graph(self.fusion, arguments), self.turn():

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..executor.plain_arguments import are_real_as_they_are, are_taken_as_they_are, forward_ad, set_grad_enabled
+from ..executor.binding import Argument
+from ..executor.plain_arguments import (
+    alike_to,
+    are_real_as_they_are,
+    are_taken_as_they_are,
+    forward_ad,
+    set_grad_enabled,
+)
 from ..executor.uncompiled import uncompiled
 from ..ir import TensorView
 from ..ir.caller_lines import lines_named
@@ -79,3 +86,24 @@ class Repeated:
             if isinstance(val, TensorView):
                 found[k] = found[k][(None,) * (val.ndim - found[k].ndim)]
         return found
+
+
+class SameCall:
+    """``again(inputs)``: the outputs of ``made``, where ``inputs`` are tensors like those of the last call of it.
+
+    ``None`` where they are not, where there are numbers among them, and where a gradient of one would be recorded.
+    """
+
+    __slots__ = ("_are_alike", "_count", "_has_gradients", "_repeated", "made")
+
+    def __init__(self, made: Made, repeated: Repeated, inputs: Sequence[Argument]) -> None:
+        self.made, self._repeated, self._count, self._are_alike = made, repeated, len(inputs), alike_to(inputs)
+        self._has_gradients = any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs)
+
+    def __call__(self, inputs: Sequence[Argument]) -> list[torch.Tensor] | None:
+        if type(inputs) not in (list, tuple) or len(inputs) != self._count or not self._are_alike(*inputs):
+            return None
+        if self._has_gradients and torch.is_grad_enabled():
+            return None
+        outputs = self._repeated(inputs)  # pyright: ignore[reportArgumentType] - they are tensors
+        return None if outputs is None else list(outputs)

@@ -19,6 +19,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from shardfuse.config import read_least_nccl_programs, read_nccl_programs
 
+_c10d = cast("Any", c10d)
+
 _MOST = 64
 """Programs of a kernel of NCCL.  Source: NCCL's user guide, ``NCCL_MAX_CTAS``."""
 _MOST_OF = {(9, 0): 32}
@@ -41,7 +43,7 @@ class GpuRoom:
         Neither their number tells alone, where one takes the place of another, nor torch's count of the names that it
         has given: groups that only some ranks make, and those of a split, have names of their ranks.
         """
-        groups = cast("dict[dist.ProcessGroup, object]", cast("Any", c10d)._world.pg_map)
+        groups: dict[dist.ProcessGroup, object] = _c10d._world.pg_map
         last = next(reversed(groups), None)
         if len(groups) != self._known or self._last is None or self._last() is not last:
             all_there_are, most = _multiprocessors(self._device)

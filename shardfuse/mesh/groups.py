@@ -246,10 +246,10 @@ def count_too(group: dist.ProcessGroup, count: Callable[[], int]) -> None:
 
 EXCHANGES = "exchanges in kernels"
 """How names begin under which `group_sequences` has launches of kernels in which ranks wait for one another."""
-_exchanges: WeakKeyDictionary[dist.ProcessGroup, Mapping[tuple[int, ...], int]] = WeakKeyDictionary()
+_exchanges: WeakKeyDictionary[dist.ProcessGroup, Callable[[], Mapping[tuple[int, ...], int]]] = WeakKeyDictionary()
 
 
-def count_exchanges(group: dist.ProcessGroup, launches: Mapping[tuple[int, ...], int]) -> None:
+def count_exchanges(group: dist.ProcessGroup, launches: Callable[[], Mapping[tuple[int, ...], int]]) -> None:
     """Have `group_sequences` tell how many kernels this rank has launched in which these ranks of the group wait."""
     _exchanges[group] = launches
 
@@ -266,7 +266,7 @@ def group_sequences() -> dict[str, tuple[tuple[int, ...], int]]:
     }
     for group, launches in tuple(_exchanges.items()):
         if group in ranks:
-            found |= {f"{EXCHANGES} of {members}": (members, count) for members, count in dict(launches).items()}
+            found |= {f"{EXCHANGES} of {members}": (members, count) for members, count in launches().items()}
     return found
 
 

@@ -91,11 +91,11 @@ def test_a_module_of_partial_sums(arena: symmetric.Arena, pg: ProcessGroup) -> N
     ).to(pg.device)
     given = inputs(PARTIAL, 8, 4096, torch.bfloat16, pg.size)
     summands, residual, weight = (v.to(pg.device) for v in given)
-    before = sum(arena.order.launches.values())
+    before = sum(arena.order.launches().values())
     with torch.no_grad():
         module.weight.copy_(weight)
         found = module(summands[pg.rank], residual)
-    assert sum(arena.order.launches.values()) == before + 1
+    assert sum(arena.order.launches().values()) == before + 1
     wide, eager = (expected(PARTIAL, [v.to(t) for v in given])[::-1] for t in (torch.float64, torch.float32))
     for k, value in enumerate(found):
         assert_near(value.cpu(), wide[k], eager[k].bfloat16(), n=2, what=f"output {k}")
