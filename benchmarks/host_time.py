@@ -198,7 +198,7 @@ class Nothing:
     def _issue(self, *of: object) -> Callable[..., None]:
         return lambda queue, *tensors: None
 
-    all_reduce = all_gather = reduce_scatter = all_to_all = group = _issue
+    by_kernel = all_reduce = all_gather = reduce_scatter = all_to_all = group = _issue
 
 
 if __name__ == "__main__":
