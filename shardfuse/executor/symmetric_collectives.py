@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -44,7 +45,9 @@ from .agreement import agreed
 from .comparison import digest
 from .kept_tensors import made_to_last
 from .kernel import Kernel
+from .launch import current_queue
 from .nccl_channels import Channel, Issue, Pieces
+from .packing import plain
 from .rank_reduction import Reduction
 from .symmetric_slots import Region, hand_out_from, handed_out, is_in_reach, made_region, why_not_together
 
@@ -54,6 +57,8 @@ _SHARE = 2
 """Of the arena, collectives take no more than one part of so many: fused kernels are to find room as well."""
 _ONE_STEP_BYTES = 8 << 20
 """Bytes beyond those of two steps that all-reduces may send in one (``docs/exchange_protocol.md``)."""
+_CALLS = 256
+"""Collectives of plain tensors that are kept bound: a program repeats a few."""
 _NO_KERNEL = 1 << 62
 """What a rank tells that cannot have a kernel, in place of how much memory it has handed out."""
 
@@ -61,7 +66,7 @@ _NO_KERNEL = 1 << 62
 def symmetric_channel(team: Team, device: torch.device, dtype: torch.dtype, otherwise: Channel) -> Channel:
     """``otherwise``, or kernels for those collectives of ``team`` that they do better.  Its ranks all ask."""
     found = arena()
-    if isinstance(found, str) or team.size > MOST_RANKS or why_not_together(team.ranks) is not None:
+    if isinstance(found, str) or not _is_together(team):
         return otherwise
     return SymmetricChannel(found, team, device, dtype, otherwise)
 
@@ -78,13 +83,7 @@ class SymmetricChannel:
 
     def by_kernel(self, kind: Kind, moves: Moves) -> Issue | None:
         """``issue(queue, given, taken)`` by a kernel; ``None`` where NCCL is faster, or the team has no kernel."""
-        units, is_summed = moves.in_units(self.dtype.itemsize), kind in ("reduce_scatter", "all_reduce")
-        dtype = DataType.from_torch(self.dtype) if is_summed else DataType.Int32
-        if units is None or units.count * UNIT > MOST_BYTES or (is_summed and dtype not in SUMMED):
-            return None
-        if kind == "all_reduce" and not self._is_one_step(units.count * UNIT):
-            return None
-        return self._issue(kind, dtype, units)
+        return _issue(self.arena, self.team, self.device, self.dtype, kind, moves)
 
     def all_reduce(self, op: Reduction, count: int) -> Issue:
         return self.otherwise.all_reduce(op, count)
@@ -101,33 +100,61 @@ class SymmetricChannel:
     def group(self, issues: Sequence[Issue]) -> Issue:
         return self.otherwise.group(issues)
 
-    def _is_one_step(self, size: int) -> bool:
-        """Does sending so many bytes to all move little more than a reduce-scatter and a gather would?"""
-        members = self.team.size
-        return (members - 1) * (members - 2) * size <= members * _ONE_STEP_BYTES
 
-    def _issue(self, kind: Kind, dtype: DataType, units: Moves) -> Issue | None:
-        multiprocessors = device_here(self.device).multiprocessors
-        free = free_multiprocessors(multiprocessors)
-        size = units.count * UNIT
-        chunk = chosen_chunk(size, self.team.size, free)
-        # small ones have a program for each chunk, on multiprocessors of their own
-        exchange = exchange_of(self.team.ranks, multiprocessors, is_claimed=size > chunk * free)
-        is_interpreted = self.device.type != "cuda"
-        made = Collective(kind, dtype, chunk, exchange, units.is_flat)
-        source = collective_source(made, units, multiprocessors, interpret=is_interpreted)
-        kernel = Kernel(source, read_cache_directory(), interpret=is_interpreted)
-        region = _agreed(self.arena, self.team, self.device, kernel, exchange)
-        if region is None:
-            return None
-        launch, moved = region.launcher(kernel, exchange), dtype.torch
-        if not is_interpreted:  # which reads tensors of any dtype at their addresses
-            return launch
+def result_by_kernel(kind: Kind, x: Tensor, team: Team, moves: Moves, shape: Sequence[int]) -> Tensor | None:
+    """What the collective makes of ``x``, of ``shape``; ``None`` where no kernel does it, on all ranks of ``team``.
 
-        def issue(queue: int, given: Tensor, taken: Tensor) -> None:
-            launch(None, given.view(-1).view(moved), taken.view(-1).view(moved))
+    x: of any strides.  moves: of its elements.
+    """
+    found = arena()
+    if x.device.type != "cuda" or isinstance(found, str) or moves.count == 0 or not _is_together(team):
+        return None
+    issue = _kept_issue(found, team, x.device, x.dtype, kind, moves)
+    if issue is None:
+        return None
+    given, taken = plain(x).contiguous(), torch.empty(tuple(shape), dtype=x.dtype, device=x.device)
+    issue(current_queue(x.device), given, taken)
+    return taken
 
-        return issue
+
+def _is_together(team: Team) -> bool:
+    return 1 < team.size <= MOST_RANKS and team.is_in_order and why_not_together(team.ranks) is None
+
+
+def _issue(
+    found: Arena, team: Team, device: torch.device, dtype: torch.dtype, kind: Kind, moves: Moves
+) -> Issue | None:
+    units, is_summed = moves.in_units(dtype.itemsize), kind in ("reduce_scatter", "all_reduce")
+    carried = DataType.from_torch(dtype) if is_summed else DataType.Int32
+    if units is None or units.count * UNIT > MOST_BYTES or (is_summed and carried not in SUMMED):
+        return None
+    size, ranks = units.count * UNIT, team.size
+    # does sending all to all move much more than a reduce-scatter and a gather would?
+    if kind == "all_reduce" and (ranks - 1) * (ranks - 2) * size > ranks * _ONE_STEP_BYTES:
+        return None
+    multiprocessors = device_here(device).multiprocessors
+    free = free_multiprocessors(multiprocessors)
+    chunk = chosen_chunk(size, ranks, free)
+    # small ones have a program for each chunk, on multiprocessors of their own
+    exchange = exchange_of(team.ranks, multiprocessors, is_claimed=size > chunk * free)
+    is_interpreted, made = device.type != "cuda", Collective(kind, carried, chunk, exchange, units.is_flat)
+    source = collective_source(made, units, multiprocessors, interpret=is_interpreted)
+    kernel = Kernel(source, read_cache_directory(), interpret=is_interpreted)
+    region = _agreed(found, team, device, kernel, exchange)
+    if region is None:
+        return None
+    launch, moved = region.launcher(kernel, exchange), carried.torch
+    if not is_interpreted:  # which reads tensors of any dtype at their addresses
+        return launch
+
+    def issue(queue: int, given: Tensor, taken: Tensor) -> None:
+        launch(None, given.view(-1).view(moved), taken.view(-1).view(moved))
+
+    return issue
+
+
+_kept_issue = lru_cache(maxsize=_CALLS)(_issue)
+"""Of tensors that no program has.  Ranks may keep different ones: what they agreed on they do not compare again."""
 
 
 def exchange_of(ranks: Sequence[int], multiprocessors: int, *, is_claimed: bool) -> RankExchange:

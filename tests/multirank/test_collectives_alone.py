@@ -42,6 +42,25 @@ def test_sums_are_rounded_once(dtype: torch.dtype, pg) -> None:
             assert not torch.equal(hops, total), "rounding at every hop would not be seen"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(4, 6), (4, 12, 3)])
+def test_pieces_are_put_in_the_order_of_the_ranks(dtype: torch.dtype, shape: tuple[int, ...], pg) -> None:
+    """Of tensors whose elements are not in order, too."""
+    shape = tuple(n * pg.size for n in shape)
+    generator = torch.Generator().manual_seed(5)
+    parts = [torch.randint(2, shape, generator=generator).to(dtype).to(pg.device) for _ in range(pg.size)]
+    mine = parts[pg.rank].transpose(0, 1).contiguous().transpose(0, 1)
+    for dim in range(len(shape)):
+        found = collectives.all_gather(mine, dim)
+        assert torch.equal(found, torch.cat(parts, dim))
+        assert found.is_contiguous()
+        for split in range(len(shape)):
+            pieces = [x.chunk(pg.size, split)[pg.rank] for x in parts]
+            found = collectives.all_to_all(mine, split, dim)
+            assert torch.equal(found, torch.cat(pieces, dim))
+            assert found.is_contiguous()
+
+
 def test_maxima_keep_nan(pg) -> None:
     x = torch.full((3,), float(pg.rank), device=pg.device)
     x[1] = float("nan") if pg.rank == 0 else 0.0
@@ -59,6 +78,11 @@ def test_arguments(pg) -> None:
         (lambda: collectives.reduce_scatter(x, 2), "dim is 2, expected a dimension of a tensor of 2"),
         (lambda: collectives.reduce_scatter(x, None), "dim is None, expected a dimension of a tensor of 2"),
         (lambda: collectives.reduce_scatter(x, 1.0), "dim is 1.0, expected a dimension of a tensor of 2"),
+        (lambda: collectives.all_gather(x, 2), "dim is 2, expected a dimension of a tensor of 2"),
+        (lambda: collectives.all_to_all(x, 3, 0), "split_dim is 3, expected a dimension of a tensor of 2"),
+        (lambda: collectives.all_to_all(x, 0, None), "concat_dim is None, expected a dimension of a tensor of 2"),
+        (lambda: collectives.all_to_all(x.repeat(1, 9)[:, : 1 + pg.size], 1), "left out for an extent of"),
+        (lambda: collectives.all_gather([1.0]), "x is a list, expected a dense torch.Tensor"),
         (lambda: collectives.all_reduce(x, op="mean"), "op is 'mean', expected sum, prod, max"),
         (lambda: collectives.all_reduce([1.0]), "x is a list, expected a dense torch.Tensor"),
         (lambda: collectives.all_reduce(x.to_sparse()), "x is a tensor of layout torch.sparse_coo, expected a dense"),
@@ -98,6 +122,11 @@ def test_calls_are_compared_by_all_that_ranks_have_alike(pg, monkeypatch: pytest
             lambda: collectives.all_reduce(x.view(2, 8)),
             lambda: collectives.all_reduce(x[:0]),
             lambda: collectives.reduce_scatter(x),
+            lambda: collectives.all_gather(x),
+            lambda: collectives.all_gather(x, 1),
+            lambda: collectives.all_to_all(x),
+            lambda: collectives.all_to_all(x, 0, 1),
+            lambda: collectives.all_to_all(x, 1, 0),
             lambda: collectives.reduce_scatter(x, 1),
             lambda: collectives.reduce_scatter(x, 1, op="prod"),
         )
@@ -110,7 +139,9 @@ def test_calls_are_compared_by_all_that_ranks_have_alike(pg, monkeypatch: pytest
     assert ledgers[0].take_in().calls == 0, "nor is a call that was refused"
 
 
-@pytest.mark.parametrize("call", [collectives.all_reduce, collectives.reduce_scatter])
+@pytest.mark.parametrize(
+    "call", [collectives.all_reduce, collectives.reduce_scatter, collectives.all_gather, collectives.all_to_all]
+)
 def test_graphs_of_torch_compile_break_at_them(call: Callable[[torch.Tensor], torch.Tensor], pg) -> None:
     def around(x: torch.Tensor) -> torch.Tensor:
         return call(x + 1) * 2

@@ -24,7 +24,7 @@ from exchange_cases import (
 from torch.distributed.tensor import Partial, Replicate
 
 from benchmarks.roundings import assert_near
-from shardfuse import DataType, DeviceMesh, FusionDefinition
+from shardfuse import DataType, DeviceMesh, FusionDefinition, collectives
 from shardfuse.mesh import symmetric
 from shardfuse.nn import AddRMSNorm
 from shardfuse.rank_errors import ExchangeTimeoutError
@@ -136,6 +136,25 @@ def test_graphs_and_calls_in_turn(arena: symmetric.Arena, pg: ProcessGroup) -> N
             time.sleep(own.random() * 0.01)
     torch.cuda.synchronize()
     assert torch.equal(replayed, eager)
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (64, 48, 40), (2048, 8192)])
+def test_collectives_of_plain_tensors(arena: symmetric.Arena, pg: ProcessGroup, shape: tuple[int, ...]) -> None:
+    """By kernels, of tensors that begin between two words of 16 bytes too, which are copied to where one does."""
+    parts = [torch.randn((*shape, 1), generator=torch.Generator().manual_seed(r)).bfloat16() for r in range(pg.size)]
+    parts = [x.to(pg.device).squeeze(-1) for x in parts]
+    total = torch.stack(parts).double().sum(0).bfloat16()
+    shifted = torch.cat([parts[0].new_zeros(1), parts[pg.rank].flatten()])[1:].view(shape)
+    launches = sum(arena.order.launches().values())
+    for mine in (parts[pg.rank], shifted):
+        assert torch.equal(collectives.all_reduce(mine), total)
+        for dim in range(len(shape)):
+            assert torch.equal(collectives.all_gather(mine, dim), torch.cat(parts, dim))
+            assert torch.equal(collectives.reduce_scatter(mine, dim), total.chunk(pg.size, dim)[pg.rank])
+            swapped = [x.chunk(pg.size, dim)[pg.rank] for x in parts]
+            assert torch.equal(collectives.all_to_all(mine, dim, 0), torch.cat(swapped))
+    calls = 2 * (1 + 3 * len(shape))
+    assert sum(arena.order.launches().values()) - launches == calls
 
 
 @pytest.mark.fresh_world
