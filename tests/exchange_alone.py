@@ -9,7 +9,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from exchange_cases import define, expected, inputs, piece, piece_of_output
-from exchange_collectives import run_collectives, sizes_without_a_kernel, wait_for_a_killed_rank, wait_in_vain
+from exchange_collectives import (
+    run_collectives,
+    run_programs_of_collectives,
+    sizes_without_a_kernel,
+    wait_for_a_killed_rank,
+    wait_in_vain,
+)
 from exchange_programs import random_program
 from fusion_check import check
 
@@ -146,6 +152,7 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "threads": call_from_threads,
     "programs": run_programs,
     "collectives": run_collectives,
+    "programs_of_collectives": run_programs_of_collectives,
     "no_collectives": sizes_without_a_kernel,
     "late_collective": wait_in_vain,
     "killed_collective": wait_for_a_killed_rank,

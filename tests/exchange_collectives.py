@@ -13,18 +13,22 @@ from math import prod
 
 import pytest
 import torch
+from resharding_cases import pairs, run
 from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from benchmarks.roundings import assert_near
+from shardfuse import DeviceMesh
 from shardfuse.codegen.collective_kernels import Kind
 from shardfuse.codegen.collective_moves import Moves, all_reduced, exchanged, gathered, scattered
-from shardfuse.executor import symmetric_collectives
+from shardfuse.executor import bound_collectives, symmetric_collectives
 from shardfuse.executor.launch import queue_on
 from shardfuse.executor.nccl_channels import Issue
 from shardfuse.executor.symmetric_collectives import symmetric_channel
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.groups import Team
 from shardfuse.mesh.process import ProcessContext
+from shardfuse.nn import AddRMSNorm
 from shardfuse.rank_errors import ExchangeTimeoutError
 
 ROUNDS = 2
@@ -141,6 +145,37 @@ def issue_of(case: _Case, team: Team, context: ProcessContext) -> Issue:
     issue = channel.by_kernel(case.kind, case.moves)
     assert issue is not None, f"{case} has no kernel"
     return issue
+
+
+def run_programs_of_collectives(context: ProcessContext) -> None:
+    """Every change of sharding of a small tensor, and sums of 16-bit rows in a module between parallel layers.
+
+    On a CPU programs have gloo's collectives otherwise: they are bound as on a GPU.
+    """
+    if context.device.type != "cuda":
+        bound_collectives.may_bind = lambda device: True
+        bound_collectives.stages_through_host = lambda group, device: False
+        bound_collectives.nccl_channel = lambda *of: None
+    found, n = symmetric.arena(), context.world_size
+    assert isinstance(found, symmetric.Arena), found
+    for case in pairs((n,), (4 * n, 8 * n, 4 * n)):
+        run(case, context.rank, context.device)
+    changes = sum(found.order.launches().values())
+    assert changes >= 13, "from and to all dims, and sums: others go by views with a dim for each digit"
+    mesh = DeviceMesh(range(n))
+    where = {"input": Partial(), "residual": Shard(0), "output": Replicate(), "parameters": "local"}
+    norm = AddRMSNorm(64, mesh=mesh, dtype=torch.bfloat16, **where).to(context.device)
+    drawn = torch.Generator().manual_seed(1)
+    summands, whole = (torch.randn(shape, generator=drawn).bfloat16() for shape in ((n, 4 * n, 64), (4 * n, 64)))
+    residual = mesh.shard_tensor(whole, 0).contiguous().to(context.device)
+    for _ in range(2):
+        with torch.no_grad():
+            normed, total = norm(summands[context.rank].to(context.device), residual)
+        added = summands.double().sum(0) + whole.double()
+        wide = torch.nn.functional.rms_norm(added, (64,), eps=norm.eps)
+        assert_near(normed.cpu(), wide, wide.bfloat16(), n=2, what="the norm")
+        assert_near(total.cpu(), mesh.shard_tensor(added, 0), mesh.shard_tensor(added, 0).bfloat16(), n=2)
+    assert sum(found.order.launches().values()) == changes + 4, "a reduce-scatter and an all-gather in each call"
 
 
 def wait_in_vain(context: ProcessContext) -> None:

@@ -34,7 +34,17 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
 
 
 @pytest.mark.parametrize(
-    "case", ["short_alone", "anew", "threads", "programs", "collectives", "no_collectives", "late_collective"]
+    "case",
+    [
+        "short_alone",
+        "anew",
+        "threads",
+        "programs",
+        "collectives",
+        "no_collectives",
+        "late_collective",
+        "programs_of_collectives",
+    ],
 )
 def test_all_ranks_go_on(case: str, server: Server, tmp_path: Path) -> None:
     """``exchange_alone.py`` says with what."""
