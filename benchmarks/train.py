@@ -5,7 +5,7 @@ the peer is `plain_lm.py`, eager and under ``torch.compile`` with Inductor and w
 weights; shardfuse's modules are measured as they are and under ``torch.compile`` with Inductor.  *In a graph*: the
 whole step, forward and backward, is one CUDA graph.  Times are of steps that follow one another, the slowest rank's,
 medians over the rounds; ``GiB``: the most memory that a step takes beyond what is allocated before it.  *GPU busy*:
-for how much of a step some kernel runs on the first rank's GPU, NCCL's included, which wait for the other ranks.
+for how much of profiled steps some kernel runs on the first rank's GPU, those included that wait for other ranks.
 
 Whether a step is right, `trained.Trained` says: its loss and gradients at the first weights and at those that the
 reference, the eager peer in the next wider dtype, has after some steps of gradient descent.
@@ -149,7 +149,7 @@ def _rows(sized: _Sized, rounds: int, only: Sequence[str]) -> list[Row]:
     timed = per_call({name: step.run for name, step in steps.items()}, sized.device, rounds)
     if OWN in steps:
         _told_gaps(steps[OWN], sized.device)
-    busy = {name: _busy(step, timed[name][0], sized.device) for name, step in steps.items()}
+    busy = {name: _busy(step, sized.device) for name, step in steps.items()}
     wider = torch.float32 if sized.dtype is torch.bfloat16 else torch.float64
     reference = Trained.of(sized.plain(dtype=wider))
     found = {name: Trained.of(step, reference.weights) for name, step in steps.items()}
@@ -230,12 +230,12 @@ def _step(
     return Step(model, run)
 
 
-def _busy(step: Step, us: float, device: torch.device) -> str:
-    """How long the GPU is busy in a step of ``us`` microseconds, in words; nothing on a CPU."""
+def _busy(step: Step, device: torch.device) -> str:
+    """For how much of steps that are profiled, and take longer for it, the GPU is busy, in words; nothing on a CPU."""
     if device.type != "cuda":
         return ""
     (timeline,) = profiled(step.run, PROFILED, with_host=False)
-    return f"GPU busy {timeline.busy / PROFILED / 1e3:.1f} of {us / 1e3:.1f} ms, "
+    return f"GPU busy {timeline.busy / timeline.span:.0%} of profiled steps, "
 
 
 def _told_gaps(step: Step, device: torch.device) -> None:
