@@ -1,7 +1,8 @@
-"""``docs/measured.md`` of ``benchmarks/results/*.json``: ``python benchmarks/page.py [--check]``.
+"""The pages of figures in ``docs/``, of ``benchmarks/results/*.json``: ``python benchmarks/page.py [--check]``.
 
-What people write on the page stays; between ``<!-- SUITE -->`` and ``<!-- end of SUITE -->`` stands what this makes of
-the results, and a suite that has no such place yet gets one at the end.
+What people write on a page stays; between ``<!-- SUITE -->`` and ``<!-- end of SUITE -->`` stands what this makes of
+the results, and a suite that has no such place yet gets one at the end.  Suites that run on ranks have a page of their
+own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ if __name__ == "__main__":
 
 from benchmarks.report import MANY, ROOT, Results, Row, has_plot, mean, ratios
 
-MEASURED = ROOT / "docs" / "measured.md"
+MEASURED, ON_RANKS = ROOT / "docs" / "measured.md", ROOT / "docs" / "measured_on_ranks.md"
+RANK_SUITES = ("reshard", "calls", "collectives", "exchange", "losses", "train")
 RESULTS = ROOT / "benchmarks" / "results"
 OWN = "shardfuse"
 SHORT_OF_COPY, SHORT_OF_PEERS = 0.95, 0.98
@@ -159,15 +161,17 @@ def page(text: str, results: Sequence[Results]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``--check``: code 1 where the page is not what the results make it."""
-    old = MEASURED.read_text()
-    new = page(old, load(RESULTS))
-    if "--check" not in arguments:
-        MEASURED.write_text(new)
-    elif new != old:
-        print(f"{MEASURED} is not what {RESULTS} makes it: python benchmarks/page.py", file=sys.stderr)
-        return 1
-    return 0
+    """``--check``: code 1 where a page is not what the results make it."""
+    code = 0
+    for path in (MEASURED, ON_RANKS):
+        old = path.read_text()
+        new = page(old, [r for r in load(RESULTS) if (r.suite in RANK_SUITES) == (path == ON_RANKS)])
+        if "--check" not in arguments:
+            path.write_text(new)
+        elif new != old:
+            print(f"{path} is not what {RESULTS} makes it: python benchmarks/page.py", file=sys.stderr)
+            code = 1
+    return code
 
 
 if __name__ == "__main__":
