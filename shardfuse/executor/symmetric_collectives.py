@@ -30,7 +30,7 @@ from ..codegen.collective_kernels import (
     shared_programs,
     slot_words,
 )
-from ..codegen.collective_moves import UNIT, Moves
+from ..codegen.collective_moves import UNIT, Moves, gathered, scattered
 from ..codegen.mesh_exchange import table_words
 from ..config import read_cache_directory
 from ..device import device_here
@@ -131,7 +131,7 @@ def _issue(
     size, ranks = units.count * UNIT, team.size
     # does sending all to all move much more than a reduce-scatter and a gather would?
     if kind == "all_reduce" and (ranks - 1) * (ranks - 2) * size > ranks * _ONE_STEP_BYTES:
-        return None
+        return _in_two_steps(found, team, device, dtype, moves.count)
     multiprocessors = device_here(device).multiprocessors
     free = free_multiprocessors(multiprocessors)
     chunk = chosen_chunk(size, ranks, free)
@@ -149,6 +149,25 @@ def _issue(
 
     def issue(queue: int, given: Tensor, taken: Tensor) -> None:
         launch(None, given.view(-1).view(moved), taken.view(-1).view(moved))
+
+    return issue
+
+
+def _in_two_steps(found: Arena, team: Team, device: torch.device, dtype: torch.dtype, count: int) -> Issue | None:
+    """An all-reduce as a reduce-scatter into this rank's piece of the result, and a gather of the pieces."""
+    piece, rest = divmod(count, team.size)
+    scatter = gather = None
+    if not rest:
+        scatter = _issue(found, team, device, dtype, "reduce_scatter", scattered(1, piece, team.size))
+        gather = _issue(found, team, device, dtype, "all_gather", gathered(1, piece, team.size))
+    if scatter is None or gather is None:
+        return None
+    scatter_now, gather_now = scatter, gather
+
+    def issue(queue: int, given: Tensor, taken: Tensor) -> None:
+        mine = taken.view(-1).narrow(0, team.index * piece, piece)
+        scatter_now(queue, given, mine)
+        gather_now(queue, mine, taken)
 
     return issue
 
