@@ -39,7 +39,7 @@ _peek: Callable[[], object] = _functorch.peek_interpreter_stack
 _is_negated: Callable[[torch.Tensor], bool] = torch.Tensor.is_neg
 set_grad_enabled: Callable[[bool], None] = _core._set_grad_enabled
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex))
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -73,7 +73,7 @@ def are_taken_as_they_are(arguments: Sequence[Argument]) -> bool:
     """
     for a in arguments:
         kind = type(a)
-        if kind in _TENSORS:
+        if kind in TENSORS:
             tensor: Any = a
             if tensor.is_neg() or tensor.is_conj():
                 return False
@@ -84,7 +84,7 @@ def are_taken_as_they_are(arguments: Sequence[Argument]) -> bool:
 
 def are_real_as_they_are(tensors: Sequence[torch.Tensor]) -> bool:
     """The same of tensors of which none is complex, so that none has the conjugate bit: by C alone."""
-    if not _TENSORS.issuperset(map(type, tensors)) or any(map(_is_negated, tensors)):
+    if not TENSORS.issuperset(map(type, tensors)) or any(map(_is_negated, tensors)):
         return False
     return _peek() is None
 
@@ -157,7 +157,7 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
 
 def all_waited(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """As ``waited``, of each."""
-    return tensors if _TENSORS.issuperset(map(type, tensors)) else [waited(t) for t in tensors]
+    return tensors if TENSORS.issuperset(map(type, tensors)) else [waited(t) for t in tensors]
 
 
 def outside_transforms() -> AbstractContextManager[object]:

@@ -46,13 +46,14 @@ class Repeated:
         self.by_address, self.is_fresh = made.program.by_address, made.program.is_fresh
 
     @uncompiled
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    def __call__(self, inputs: Sequence[torch.Tensor], are_known: bool = False) -> Sequence[torch.Tensor] | None:
+        """are_known: has the caller seen to it that the program takes them as they are?"""
         fec = self._fec
         is_recording = torch.is_grad_enabled()
         try:
             if fec.programs is not self._programs or world_key() != self._world:
                 return None
-            if not self._are_taken(inputs) or forward_ad._current_level >= 0:
+            if not (are_known or self._are_taken(inputs)) or forward_ad._current_level >= 0:
                 return None
             if is_recording:
                 set_grad_enabled(False)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from operator import is_
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ..executor.tensor_guard import Check, check_of
 from ..frontend import FusionDefinition
 from ..ir import TensorView
 from .placement import TensorPlacement
@@ -21,12 +24,32 @@ Tensors = Sequence[torch.Tensor]
 Layout = tuple[object, ...]
 """Strides of tensors that are read in place; shapes, dtypes and devices where those are not known before."""
 
+_TRIES = 64
+"""How often one run finds by what to know its tensors again: what changes in each call is asked as before."""
 _LAYOUTS = 16
 """Layouts for which one run keeps programs; one beyond empties the list. A training loop has one or two."""
 
 
 _Leading = list[tuple[int, tuple[None, ...]]]
 _is_contiguous = torch.Tensor.is_contiguous
+
+
+class Known(NamedTuple):
+    """A program, found by tensors that are known again by one ``check``, before they are viewed as a run takes them.
+
+    repeat: what runs it, and gives None where something else has changed.  leading: the dims that it asks for.
+    is_wanted: does one of the tensors require a gradient?
+    """
+
+    check: Check
+    repeat: Repeated
+    leading: _Leading
+    is_wanted: bool
+
+    def run(self, timer: FusionTimer | None, tensors: Tensors) -> Tensors | None:
+        """The outputs of tensors of which ``check`` has been asked, as the run takes them; None as of ``repeat``."""
+        given = _with_leading(tensors, self.leading) if self.leading else tensors
+        return self.repeat(given, True) if timer is None else timer.run(partial(self.repeat, are_known=True), given)
 
 
 class FusionRun:
@@ -36,7 +59,7 @@ class FusionRun:
     activations, where shards differ in size.  ``is_known``: this was found by the tensors' shapes, dtypes and devices.
     """
 
-    __slots__ = ("_fusion", "_is_known", "_leading", "_sizes", "_strided", "again")
+    __slots__ = ("_fusion", "_is_known", "_leading", "_sizes", "_strided", "_tries", "again")
 
     def __init__(
         self, fusion: FusionDefinition, placements: Sequence[TensorPlacement], unsharded: Sequence[int] | None, *,
@@ -46,6 +69,7 @@ class FusionRun:
         self._sizes = None if unsharded is None else _sizes(fusion, unsharded)
         self._leading = [(n, (None,) * p.leading) for n, p in enumerate(placements) if p.leading]
         self._strided = {n: p for n, p in enumerate(placements) if p.strided}
+        self._tries = _TRIES
         self.again: dict[Layout, tuple[Repeated, _Leading]] = {}
         """Programs that have run, by what their arguments may differ in, and the leading dims that each asks for."""
 
@@ -67,6 +91,19 @@ class FusionRun:
         outputs = self._look_up(timer, given)
         self._remember(key, given)
         return outputs, None
+
+    def known(self, given: Tensors, tensors: Tensors) -> Known | None:
+        """The program that has run on ``tensors``, by ``given``, of which those are views; None where they are copied
+        first, or looked up each time."""
+        if self._tries == 0:
+            return None
+        self._tries -= 1
+        key, arranged = self._arranged(tensors)
+        found, check = self.again.get(key), check_of(given)
+        if found is None or check is None or not all(map(is_, arranged, tensors)) or not check(*given):
+            return None
+        again, leading = found
+        return Known(check, again, leading, any(t.requires_grad for t in given))
 
     def _arranged(self, tensors: Tensors) -> tuple[Layout, Tensors]:
         """What says which program it is, and the tensors as that reads them."""
