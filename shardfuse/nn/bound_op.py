@@ -10,7 +10,7 @@ import torch
 from ..executor.aliasing import apart
 from ..executor.plain_arguments import all_waited
 from ..executor.uncompiled import uncompiled
-from .fusion_run import FusionRun, Known
+from .fusion_run import FusionRun, Known, with_leading
 from .saved_versions import Watched, check_unchanged, watch
 from .second_derivatives import Once, apply_of_c, backward_as_it_is
 from .shaping import Shaping, Views, viewed
@@ -57,7 +57,7 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
                 made = bound.gradients(timer, gradients, saved)
-            found = cast("Any", Once).apply(len(made), *made, *bound.given(gradients), *saved)
+            found = cast("Any", Once).apply(len(made), *made, *gradients[: len(bound.op.gradients)], *saved)
         else:
             found = bound.gradients(timer, gradients, saved)
         return None, None, None, None, *[found[k] for k in order], *(None,) * (count - len(order))
@@ -72,8 +72,8 @@ class BoundOp:
 
     takes: for each tensor how its local tensor is had of it, None for itself; no entries where all are plain.
     shaping: how what the fusions take is had of those, None for themselves.
-    known: the program of the last call, by local tensors that are known again; that of its backward, by the gradients
-    and what was saved.
+    known: the program of the last call, by local tensors that are known again; one while no gradients are recorded, one
+    while they are.  That of the last backward is found by the gradients and what was saved.
     """
 
     __slots__ = ("_backward_known", "_is_strange", "_views", "known", "op", "runs", "shaping", "takes", "unsharded")
@@ -96,7 +96,7 @@ class BoundOp:
             # what a caller's hooks give back for saved tensors may be anything
             FusionRun(op.backward, op.gradients, self.unsharded, is_known=False),
         )
-        self.known: Known | None = None
+        self.known: list[Known | None] = [None, None]
         self._backward_known: Known | None = None
 
     def __call__(self, timer: FusionTimer | None, tensors: Tensors, origins: Tensors = ()) -> Tensors:
@@ -107,10 +107,11 @@ class BoundOp:
         if self.takes:
             origins = origins or tensors
             tensors = self.taken(tensors)
-        known = self.known
+        is_recording = torch.is_grad_enabled()
+        known = self.known[is_recording]
         if known is not None and known.check(*tensors):
             return self.again(known, timer, tensors, origins)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        if is_recording and any(t.requires_grad for t in tensors):
             watched = watch(origins, tensors, self.op.saved)
             check_no_transform()
             check_no_tangent(tensors)
@@ -121,16 +122,16 @@ class BoundOp:
         return self._quietly(timer, tensors, None)
 
     def again(self, known: Known, timer: FusionTimer | None, tensors: Tensors, origins: Tensors) -> Tensors:
-        """The same of local tensors that ``known.check`` knows, outside of dispatch modes."""
+        """The same of local tensors that ``known.check`` knows."""
         if forward_ad._current_level >= 0:
             check_no_tangent(tensors)
-        if known.is_wanted and torch.is_grad_enabled():
+        if known.is_recorded:
             return _apply(self, timer, watch(origins, tensors, self.op.saved), known, *tensors)
         return self._quietly(timer, tensors, known)
 
     def _quietly(self, timer: FusionTimer | None, tensors: Tensors, known: Known | None) -> Tensors:
         """The results, of which nothing is recorded."""
-        outputs = self.forward(timer, tensors, known)
+        outputs = self.forward(timer, tensors, known, is_recorded=False)
         results = outputs if len(outputs) == self.op.results else outputs[: self.op.results]
         return results if self.shaping is None else self.shaping.leave(results)
 
@@ -143,7 +144,7 @@ class BoundOp:
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
         """The results of a node of autograd, and what that has to save."""
         op, shaping = self.op, self.shaping
-        outputs = self.forward(timer, tensors, known)
+        outputs = self.forward(timer, tensors, known, is_recorded=True)
         candidates = *tensors, *outputs
         results = outputs if len(outputs) == op.results else outputs[: op.results]
         if shaping is not None and self._views.has_results:
@@ -154,18 +155,22 @@ class BoundOp:
             ctx._materialize_non_diff_grads = False
         return made, [candidates[k] for k in op.saved]
 
-    def forward(self, timer: FusionTimer | None, tensors: Tensors, known: Known | None) -> Tensors:
+    def forward(
+        self, timer: FusionTimer | None, tensors: Tensors, known: Known | None, *, is_recorded: bool
+    ) -> Tensors:
         """The results and the extras.  known: as of ``again``, where that has asked."""
         if known is not None:
             entered = viewed(self._views.enter, tensors) if self._views.enter else tensors
-            outputs = known.run(timer, entered)
+            given = with_leading(entered, known.leading) if known.leading else entered
+            outputs = known.repeat(given, True) if timer is None else known.timed(timer, given)
             if outputs is not None:
                 return [apart(x, entered) for x in outputs] if self.op.is_view else outputs
         given = all_waited(tensors) if self._is_strange else tensors
         entered = viewed(self._views.enter, given) if self._views.enter else given
         outputs, again = self.runs[0](timer, entered)
         if again is not None:
-            self.known = self.runs[0].known(tensors, entered)
+            is_recording = is_recorded or torch.is_grad_enabled()  # which it is not within a node
+            self.known[is_recording] = self.runs[0].known(tensors, entered, is_recorded=is_recorded)
         return [apart(x, entered) for x in outputs] if self.op.is_view else outputs
 
     def fresh_forward(self, timer: FusionTimer | None, tensors: Tensors) -> Tensors:
@@ -174,26 +179,23 @@ class BoundOp:
             tensors = all_waited(tensors)
         return self.runs[0].fresh(timer, tensors)
 
-    def given(self, gradients: Tensors) -> Tensors:
-        """Those that the backward takes: of integers there are none."""
-        count = len(self.op.gradients)
-        return gradients if len(gradients) == count else gradients[:count]
-
     def gradients(self, timer: FusionTimer | None, gradients: Tensors, saved: Tensors) -> Tensors:
-        """The gradients of the tensors of a call.  gradients: those of its results.
+        """The gradients of the tensors of a call.  gradients: those of its results; of integers there are none.
 
         Raises TransformError for a batch of them.
         """
-        given, views = self.given(gradients), self._views
-        tensors, known = (*given, *saved), self._backward_known
+        count, views, known = len(self.op.gradients), self._views, self._backward_known
+        tensors = (*gradients, *saved) if len(gradients) == count else (*gradients[:count], *saved)
         found = None
         if known is not None and known.check(*tensors):
-            found = known.run(timer, viewed(views.backward, tensors) if views.backward else tensors)
+            entered = viewed(views.backward, tensors) if views.backward else tensors
+            entered = with_leading(entered, known.leading) if known.leading else entered
+            found = known.repeat(entered, True) if timer is None else known.timed(timer, entered)
         if found is None:
             check_one_gradient(gradients)
             arrived = all_waited(tensors)
             entered = viewed(views.backward, arrived) if views.backward else arrived
             found, again = self.runs[1](timer, entered)
             if again is not None:
-                self._backward_known = self.runs[1].known(tensors, entered)
+                self._backward_known = self.runs[1].known(tensors, entered, is_recorded=False)
         return viewed(views.found, found) if views.found else found

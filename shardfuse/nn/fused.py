@@ -194,11 +194,14 @@ class FusedModule(Checks, PromisingModule):
         return bound(self.timer, tensors, origins)
 
     def run_again(
-        self, tensors: Sequence[torch.Tensor], shaping: Shaping | None, origins: Sequence[torch.Tensor]
+        self,
+        tensors: Sequence[torch.Tensor],
+        shaping: Shaping | None = None,
+        origins: Sequence[torch.Tensor] = (),
     ) -> Sequence[torch.Tensor] | None:
         """As ``run``, of tensors like those of a call before, known by one look; else None."""
         bound = self._ready.get((tensors[0].shape, len(tensors), shaping))
-        known = None if bound is None else bound.known
+        known = None if bound is None else bound.known[torch.is_grad_enabled()]
         if bound is None or known is None or not known.check(*tensors) or modes():
             return None
         product = handed_on.product
@@ -251,7 +254,7 @@ class FusedModule(Checks, PromisingModule):
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process, or to other modules."""
-        return {**self.__dict__, "_bound": {}, "_ready": {}, "described": {}, "bucket": None}
+        return {**self.__dict__, "_bound": {}, "_ready": {}, "described": {}, "bucket": None, "_fits": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]

@@ -30,7 +30,7 @@ _LAYOUTS = 16
 """Layouts for which one run keeps programs; one beyond empties the list. A training loop has one or two."""
 
 
-_Leading = list[tuple[int, tuple[None, ...]]]
+Leading = list[tuple[int, tuple[None, ...]]]
 _is_contiguous = torch.Tensor.is_contiguous
 
 
@@ -38,18 +38,17 @@ class Known(NamedTuple):
     """A program, found by tensors that are known again by one ``check``, before they are viewed as a run takes them.
 
     repeat: what runs it, and gives None where something else has changed.  leading: the dims that it asks for.
-    is_wanted: does one of the tensors require a gradient?
+    is_recorded: is there a node of autograd for such tensors, while gradients are recorded?
     """
 
     check: Check
     repeat: Repeated
-    leading: _Leading
-    is_wanted: bool
+    leading: Leading
+    is_recorded: bool
 
-    def run(self, timer: FusionTimer | None, tensors: Tensors) -> Tensors | None:
-        """The outputs of tensors of which ``check`` has been asked, as the run takes them; None as of ``repeat``."""
-        given = _with_leading(tensors, self.leading) if self.leading else tensors
-        return self.repeat(given, True) if timer is None else timer.run(partial(self.repeat, are_known=True), given)
+    def timed(self, timer: FusionTimer, given: Tensors) -> Tensors | None:
+        """What ``repeat`` gives of tensors of which ``check`` has been asked."""
+        return timer.run(partial(self.repeat, are_known=True), given)
 
 
 class FusionRun:
@@ -70,7 +69,7 @@ class FusionRun:
         self._leading = [(n, (None,) * p.leading) for n, p in enumerate(placements) if p.leading]
         self._strided = {n: p for n, p in enumerate(placements) if p.strided}
         self._tries = _TRIES
-        self.again: dict[Layout, tuple[Repeated, _Leading]] = {}
+        self.again: dict[Layout, tuple[Repeated, Leading]] = {}
         """Programs that have run, by what their arguments may differ in, and the leading dims that each asks for."""
 
     def fresh(self, timer: FusionTimer | None, tensors: Tensors) -> Tensors:
@@ -83,7 +82,7 @@ class FusionRun:
         found = self.again.get(key)
         if found is not None:
             again, leading = found
-            given = _with_leading(arranged, leading) if leading else arranged
+            given = with_leading(arranged, leading) if leading else arranged
             outputs = again(given) if timer is None else timer.run(again, given)
             if outputs is not None:
                 return outputs, again
@@ -92,7 +91,7 @@ class FusionRun:
         self._remember(key, given)
         return outputs, None
 
-    def known(self, given: Tensors, tensors: Tensors) -> Known | None:
+    def known(self, given: Tensors, tensors: Tensors, *, is_recorded: bool) -> Known | None:
         """The program that has run on ``tensors``, by ``given``, of which those are views; None where they are copied
         first, or looked up each time."""
         if self._tries == 0:
@@ -103,7 +102,7 @@ class FusionRun:
         if found is None or check is None or not all(map(is_, arranged, tensors)) or not check(*given):
             return None
         again, leading = found
-        return Known(check, again, leading, any(t.requires_grad for t in given))
+        return Known(check, again, leading, is_recorded)
 
     def _arranged(self, tensors: Tensors) -> tuple[Layout, Tensors]:
         """What says which program it is, and the tensors as that reads them."""
@@ -120,7 +119,7 @@ class FusionRun:
 
     def with_leading(self, tensors: Tensors) -> Tensors:
         """With a dim of 1 for each mesh dimension of partial sums, as definitions have them."""
-        return _with_leading(tensors, self._leading)
+        return with_leading(tensors, self._leading)
 
     def _look_up(self, timer: FusionTimer | None, given: Tensors) -> Tensors:
         fusion, sizes, device = self._fusion, self._sizes, given[0].device.type
@@ -144,7 +143,7 @@ class FusionRun:
             self.again[layout] = again, asked
 
 
-def _with_leading(tensors: Tensors, leading: _Leading) -> Tensors:
+def with_leading(tensors: Tensors, leading: Leading) -> Tensors:
     given = list(tensors)
     for n, axes in leading:
         given[n] = given[n][axes]

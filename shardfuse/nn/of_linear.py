@@ -19,12 +19,13 @@ from torch import Tensor
 from torch.nn.modules import module as _of_torch
 
 from ..executor.plain_arguments import set_grad_enabled
+from ..executor.tensor_guard import Check, check_of
 from ..executor.uncompiled import uncompiled
 from .linear import gradients_of, has_own_node, linear, multiplied
 from .refused_calls import refuse
 from .saved_versions import Watched, check_unchanged, watch
 from .second_derivatives import apply_of_c, backward_as_it_is, once
-from .tensor_kinds import PLAIN, is_wrapped
+from .tensor_kinds import PLAIN, forward_ad, is_wrapped, modes
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -46,6 +47,8 @@ class TakesProducts(torch.nn.Module):
     """
 
     hands_on: bool = True
+    _fits: Check | None = None
+    """Knows x and weight of a call whose product has a node of its own."""
 
     def of_linear(self, x: Tensor, weight: Tensor, *others: Any, **named: Any) -> Any:
         """The module of ``functional.linear(x, weight)`` in place of its first tensor, and of its other arguments.
@@ -54,7 +57,7 @@ class TakesProducts(torch.nn.Module):
         they are plain tensors, the weight is of another dtype than x, and the module has no hooks.
         """
         module: Any = self
-        if torch.compiler.is_compiling() or not (_is_as_defined(module) and has_own_node(x, weight)):
+        if torch.compiler.is_compiling() or not (_is_as_defined(module) and self._has_own_node(x, weight)):
             return module(linear(x, weight), *others, **named)
         product = Product(x, weight)
         handed_on.product = product
@@ -67,6 +70,15 @@ class TakesProducts(torch.nn.Module):
             handed_on.product = None
         # What became of it is not known where no fusion ran on it as it is.
         return found if product.is_taken else module(linear(x, weight), *others, **named)
+
+    def _has_own_node(self, x: Tensor, weight: Tensor) -> bool:
+        fits = self._fits
+        if fits is not None and fits(x, weight):
+            return torch.is_grad_enabled() and forward_ad._current_level < 0 and not modes()
+        is_so = has_own_node(x, weight)
+        if is_so:
+            vars(self)["_fits"] = check_of((x, weight))
+        return is_so
 
 
 def _is_as_defined(module: Any) -> bool:
@@ -157,7 +169,7 @@ class _OfLinear(torch.autograd.Function):
                 made = _made(kept, bound, timer, gradients, [*saved])
             # what is saved of the product, and the cast weight, are not of the graph
             is_of_more = all(kept.needs_input_grad[5:7]) or _reads_product(bound, count)
-            made = once(made, (*bound.given(gradients), *saved), kept if is_of_more else None)
+            made = once(made, (*gradients[: len(bound.op.gradients)], *saved), kept if is_of_more else None)
         else:
             made = _made(kept, bound, timer, gradients, saved)
         return None, None, None, None, None, *made, *(None,) * (count + 1 - len(bound.op.order))

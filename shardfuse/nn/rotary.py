@@ -148,7 +148,8 @@ class RotaryEmbedding(TakesProducts, FusedModule):
             if key is not None:
                 found, expected = "a key", "none, as the query holds all heads"
                 raise ModuleInputError("RotaryEmbedding", "key", found, expected, "leave it out")
-            return self._packed(self.packed, query, cos, sin, positions)
+            again = self._packed_again(self.packed, query, cos, sin) if positions is None else None
+            return self._packed(self.packed, query, cos, sin, positions) if again is None else tuple(again)
         if has_dtensor(tensors):
             given = [Given(name, t, self._input) for name, t in zip(("query", "key"), tensors, strict=False)]
             results = [Result(tuple(t.shape), self._input, self._input) for t in tensors]
@@ -157,6 +158,19 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         else:
             turned = self._call(*tensors, cos=cos, sin=sin, positions=positions, unsharded=unsharded)
         return cast("torch.Tensor | tuple[torch.Tensor, ...]", turned[0] if key is None else turned)
+
+    def _packed_again(
+        self, packed: tuple[int, int], x: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None
+    ) -> Sequence[torch.Tensor] | None:
+        """As ``_packed``, of tensors like those of a call before, of which nothing else is asked; None of others."""
+        if torch.compiler.is_compiling() or not self._ready or cos is None or sin is None:
+            return None
+        rows, half = cos.shape[0], self.rotary_dim // 2
+        if not (x.ndim == 3 and cos.shape == sin.shape == (x.shape[1 if self.batch_first else 0], half)):
+            return None
+        sizes = (1, rows, 1, half) if self.batch_first else (rows, 1, 1, half)
+        tensors = x, cos.view(sizes), sin.view(sizes)
+        return self.run_again(tensors, _packing(packed, self.head_dim, self.batch_first))
 
     def _packed(
         self,
