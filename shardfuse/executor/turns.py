@@ -241,7 +241,8 @@ class _Held:
         turn, me = self.turn, threading.current_thread()
         with turn._lock:  # what ``Turn.enter`` comes to where nothing has changed: a run has no time for its calls
             inside = turn._inside
-            is_inside = turn._owner is me and turn._refused is None and (inside is None or inside is me)
+            is_inside = turn._refused is None and (inside is None or inside is me)
+            is_inside = is_inside and (turn._owner is me or _is_of_autograd(me))
             if is_inside:
                 turn._inside = me
                 turn._depth += 1
