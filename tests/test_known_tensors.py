@@ -16,7 +16,9 @@ from ranks import run_ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
-from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,7 +27,7 @@ from shardfuse.errors import ModuleInputError, ShardfuseError, TransformError
 from shardfuse.executor import tensor_guard
 from shardfuse.executor.tensor_guard import check_of
 from shardfuse.frontend.repeat import Repeated
-from shardfuse.nn import AddRMSNorm, FusionTimer, LayerNorm, RMSNorm, RotaryEmbedding, SwiGLU
+from shardfuse.nn import AddRMSNorm, FusionTimer, LayerNorm, RMSNorm, RotaryEmbedding, SwiGLU, bucket_gradients
 from shardfuse.nn.bound_op import BoundOp
 from shardfuse.nn.gated import _TOGETHER
 
@@ -384,6 +386,80 @@ def test_another_world() -> None:
     for _ in range(2):
         for found in run_ranks(2, run):
             torch.testing.assert_close(found, drawn(4, 16) + drawn(4, 16, seed=1) + drawn(4, 16, seed=7))
+
+
+def test_parameters_that_are_dtensors() -> None:
+    """Another placement, dtype or mesh of a parameter, a plain tensor in its place, and an input that is a DTensor."""
+    x, residual = drawn(4, 16), drawn(4, 16, seed=1)
+
+    def end_of(module: AddRMSNorm, weight: Tensor, x: Tensor) -> list[Tensor] | type[Exception]:
+        module.weight = torch.nn.Parameter(weight)
+        try:
+            results = module(x, residual)
+            gradients = torch.autograd.grad(results[0], [module.weight], torch.ones_like(results[0]))
+        except Exception as error:  # noqa: BLE001 which one is compared
+            return type(error)
+        return [t.full_tensor() if isinstance(t, DTensor) else t for t in (*results, *gradients)]
+
+    def run(rank: int, size: int) -> None:
+        torch_mesh = init_device_mesh("cpu", (size,))
+        mesh = DeviceMesh.from_torch(torch_mesh)
+        whole = drawn(16, seed=2)
+
+        def put(weight: Tensor, *placements: Placement) -> Tensor:
+            return distribute_tensor(weight, torch_mesh, placements)
+
+        changes: list[tuple[Callable[[], Tensor], Tensor]] = [
+            (lambda: put(whole, Replicate()), x),
+            (lambda: put(whole, Shard(0)), x),
+            (lambda: put(whole.double(), Replicate()), x),
+            (lambda: whole, x),
+            (lambda: put(whole, Replicate()), put(x, Replicate())),
+        ]
+        for weight, given in changes:
+            module, new = (AddRMSNorm(16, mesh=mesh, output=Replicate()) for _ in range(2))
+            for _ in range(WARM):
+                module(x, residual)
+            found, wanted = end_of(module, weight(), given), end_of(new, weight(), given)
+            if isinstance(wanted, type):
+                assert found is wanted
+            else:
+                assert not isinstance(found, type)
+                assert all(map(torch.equal, found, wanted))
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize("is_bucketed", [False, True])
+def test_writes_into_parameters_before_the_backward(is_bucketed: bool) -> None:
+    """Their local tensors count none of them, and those behind a bucket's node neither."""
+
+    def run(rank: int, size: int) -> None:
+        module = AddRMSNorm(16, mesh=DeviceMesh([0, 1]), input=Partial(), residual=Shard(0), output=Replicate())
+        if is_bucketed:
+            assert bucket_gradients(torch.nn.ModuleList([module])) == 1
+        x, residual = drawn(4, 16).requires_grad_(), drawn(2, 16, seed=1)
+        for _ in range(WARM):
+            module(x, residual)[0].sum().backward()
+        y, _ = module(x, residual)
+        with torch.no_grad():
+            module.weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+    run_ranks(2, run)
+
+
+def test_dtensors_are_known_again(looked: list[BoundOp]) -> None:
+    def run(rank: int, size: int) -> None:
+        module, inputs = AddRMSNorm(16, mesh=DeviceMesh([0])), (drawn(4, 16), drawn(4, 16, seed=1))
+        assert isinstance(module.weight, DTensor)
+        warmed(module, *inputs)
+        looked.clear()
+        gradients_of(module, *inputs)
+
+    run_ranks(1, run)
+    assert not looked
 
 
 def test_what_a_check_knows() -> None:

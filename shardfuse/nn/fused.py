@@ -26,7 +26,7 @@ from .saved_versions import check_behind, watch
 from .settings import Setting, printed
 from .shaping import Shaping
 from .tensor_kinds import PLAIN as PLAIN
-from .tensor_kinds import is_traced, metadata_of, modes, plain_metadata_of
+from .tensor_kinds import Specs, is_traced, metadata_of, modes, plain_metadata_of, specs_of
 from .timer import FusionTimer
 from .transforms import check_not_traced
 
@@ -109,7 +109,7 @@ class FusedModule(Checks, PromisingModule):
         line = caller_line(in_modules=True)
         self.made_at = () if line is None else (f"{line}  # {type(self).__name__}",)
         self._bound: dict[Hashable, BoundOp | None] = {}
-        self._ready: dict[Hashable, BoundOp] = {}
+        self._ready: dict[Hashable, tuple[BoundOp, Specs]] = {}
         """Of those, by less than all that they were found by: tensors are compared with those of a call before."""
         self.described: dict[Hashable, BoundOp] = {}
         """The settings of tensors that are passed as text to an op of torch's."""
@@ -186,8 +186,9 @@ class FusedModule(Checks, PromisingModule):
             if bound is not None:
                 check_behind(results, watch(origins or tensors, tensors, bound.op.saved))
             return results
-        if unsharded is None and not bound.takes:
-            self._ready[tensors[0].shape, len(tensors), shaping] = bound
+        specs = specs_of(tensors) if unsharded is None else None
+        if specs is not None:
+            self._ready[tensors[0].shape, len(tensors), shaping] = bound, specs
         product = handed_on.product
         if product is not None and product.made is tensors[0]:
             return product.through(bound, self.timer, tensors, origins)
@@ -200,9 +201,18 @@ class FusedModule(Checks, PromisingModule):
         origins: Sequence[torch.Tensor] = (),
     ) -> Sequence[torch.Tensor] | None:
         """As ``run``, of tensors like those of a call before, known by one look; else None."""
-        bound = self._ready.get((tensors[0].shape, len(tensors), shaping))
-        known = None if bound is None else bound.known[torch.is_grad_enabled()]
-        if bound is None or known is None or not known.check(*tensors) or modes():
+        found = self._ready.get((tensors[0].shape, len(tensors), shaping))
+        if found is None or modes():
+            return None
+        bound, specs = found
+        known = bound.known[torch.is_grad_enabled()]
+        if known is None:
+            return None
+        if specs:
+            if any(getattr(tensors[k], "_spec", None) is not spec for k, spec in specs):
+                return None
+            origins, tensors = origins or tensors, bound.taken(tensors)
+        if not known.check(*tensors):
             return None
         product = handed_on.product
         if product is not None and product.made is tensors[0]:
