@@ -332,6 +332,31 @@ def test_tables_of_a_rotary_embedding() -> None:
     assert all(map(torch.equal, module(x, cos=cos, sin=sin), new(x, cos=cos, sin=sin)))
 
 
+@pytest.mark.parametrize("heads_dim", [1, 2])
+def test_queries_and_keys(heads_dim: int, looked: list[BoundOp]) -> None:
+    def make() -> RotaryEmbedding:
+        return RotaryEmbedding(8, heads_dim=heads_dim)
+
+    module, query, key = make(), drawn(2, 6, 6, 8), drawn(2, 6, 6, 8, seed=1)
+    cos, sin = module.tables(torch.arange(6))
+    for _ in range(WARM):
+        module(query, key, cos, sin)
+        module(query, None, cos, sin)
+    looked.clear()
+    found = *module(query, key, cos, sin), module(query, None, cos, sin)
+    assert not looked
+    wanted = *make()(query, key, cos, sin), make()(query, cos=cos, sin=sin)
+    assert all(map(torch.equal, found, wanted))
+    for other in (key[:, :2], key[:, :, :2], key.double(), key[..., :6], key[0]):
+        ends: list[object] = []
+        for one in (module, make()):
+            try:
+                ends.append([t.sum().item() for t in one(query, other, cos, sin)])
+            except ShardfuseError as error:
+                ends.append(str(error).splitlines()[0])
+        assert ends[0] == ends[1]
+
+
 def test_a_product_knows_its_tensors_again() -> None:
     module, x, weight = RMSNorm(16), drawn(4, 8).bfloat16(), drawn(16, 8).requires_grad_()
 

@@ -96,6 +96,10 @@ class BoundOp:
             # what a caller's hooks give back for saved tensors may be anything
             FusionRun(op.backward, op.gradients, self.unsharded, is_known=False),
         )
+        self.forget()
+
+    def forget(self) -> None:
+        """The next call, and its backward, ask for the metadata of their tensors again."""
         self.known: list[Known | None] = [None, None]
         self._backward_known: Known | None = None
 
