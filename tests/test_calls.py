@@ -21,7 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor import agreement
-from shardfuse.executor.turns import Turn
+from shardfuse.executor.turns import Turn, turn_here
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import process
 from shardfuse.mesh.board import Board, Record
@@ -426,6 +426,7 @@ def test_what_is_run_is_counted(how: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert ledger.made() == 1
         both.wait(60)
         if how == "refused":
+            turn_here()._refused = "another thread"  # so that its turn is asked for anew
             monkeypatch.setattr(Turn, "enter", refuse)
             both.wait(60)
             with pytest.raises(ThreadsError):

@@ -32,7 +32,6 @@ from .binding import Argument
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _functorch: Any = _core._functorch
-_TensorGuards: Any = _core._dynamo.guards.TensorGuards
 _transforms: Any = pyfunctorch
 _Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
 forward_ad: Any = torch.autograd.forward_ad
@@ -40,7 +39,7 @@ _peek: Callable[[], object] = _functorch.peek_interpreter_stack
 _is_negated: Callable[[torch.Tensor], bool] = torch.Tensor.is_neg
 set_grad_enabled: Callable[[bool], None] = _core._set_grad_enabled
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex))
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -74,7 +73,7 @@ def are_taken_as_they_are(arguments: Sequence[Argument]) -> bool:
     """
     for a in arguments:
         kind = type(a)
-        if kind in _TENSORS:
+        if kind in TENSORS:
             tensor: Any = a
             if tensor.is_neg() or tensor.is_conj():
                 return False
@@ -85,25 +84,9 @@ def are_taken_as_they_are(arguments: Sequence[Argument]) -> bool:
 
 def are_real_as_they_are(tensors: Sequence[torch.Tensor]) -> bool:
     """The same of tensors of which none is complex, so that none has the conjugate bit: by C alone."""
-    if not _TENSORS.issuperset(map(type, tensors)) or any(map(_is_negated, tensors)):
+    if not TENSORS.issuperset(map(type, tensors)) or any(map(_is_negated, tensors)):
         return False
     return _peek() is None
-
-
-def alike_to(arguments: Sequence[Argument]) -> Callable[..., bool]:
-    """``alike(*others)``: has each the type, shape, strides, dtype, device and bits of the one of ``arguments`` in its
-    place, and does it require a gradient where that does?
-
-    By C alone: it is what torch.compile asks before it runs a graph.  As many have to come.  Never, where one of
-    ``arguments`` is no plain tensor.
-    """
-    if not arguments or not _TENSORS.issuperset(map(type, arguments)):
-        return _never
-    return _TensorGuards(*arguments, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-
-
-def _never(*arguments: object) -> bool:
-    return False
 
 
 def is_dual() -> bool:
@@ -174,7 +157,7 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
 
 def all_waited(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """As ``waited``, of each."""
-    return tensors if _TENSORS.issuperset(map(type, tensors)) else [waited(t) for t in tensors]
+    return tensors if TENSORS.issuperset(map(type, tensors)) else [waited(t) for t in tensors]
 
 
 def outside_transforms() -> AbstractContextManager[object]:

@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Programs that communicate are run by one thread: ranks then come to their collectives in one order.
 
 The collectives of a process group are paired in the order in which each rank issues them.  Two threads of a rank issue
@@ -124,16 +125,6 @@ class Turn:
             self._depth += 1
             return None
 
-    def leave(self) -> str | None:
-        """``None``, or the name of a thread that was refused."""
-        # Without the lock: the depth is the thread's that is inside, and no other one comes in until that is None.  So
-        # that is written last, and what a thread that takes over forgets, who was refused, is read first.
-        refused = self._refused
-        self._depth -= 1
-        if self._depth == 0:
-            self._inside = None
-        return refused
-
     def take_over(self) -> str | None:
         """``None``, or the name of the thread that is running a program."""
         me = threading.current_thread()
@@ -247,7 +238,19 @@ class _Held:
         self.told = 0
 
     def __enter__(self) -> None:
-        while (taken := self.turn.enter()) is not None:
+        turn, me = self.turn, threading.current_thread()
+        with turn._lock:  # what ``Turn.enter`` comes to where nothing has changed: a run has no time for its calls
+            inside = turn._inside
+            is_inside = turn._refused is None and (inside is None or inside is me)
+            is_inside = is_inside and (turn._owner is me or _is_of_autograd(me))
+            if is_inside:
+                turn._inside = me
+                turn._depth += 1
+        if not is_inside or turn.number != self.told:
+            self._enter(is_inside)
+
+    def _enter(self, is_inside: bool) -> None:
+        while not is_inside and (taken := self.turn.enter()) is not None:
             error = ThreadsError(threading.current_thread().name, taken)
             if not self.turn.forgive():
                 with failures_told(self.ranks):
@@ -261,11 +264,17 @@ class _Held:
             self.told = number
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        paired = self.turn.paired(self.team) if self.team.is_new and error is None else None
-        refused = self.turn.leave()
+        turn = self.turn
+        paired = turn.paired(self.team) if self.team.is_new and error is None else None
+        # Without the lock: the depth is the thread's that is inside, and no other one comes in until that is None.  So
+        # that is written last, and what a thread that takes over forgets, who was refused, is read first.
+        refused = turn._refused
+        turn._depth -= 1
+        if turn._depth == 0:
+            turn._inside = None
         if paired is not None:
             raise ThreadsError(threading.current_thread().name, paired)
-        if refused is not None and error is None and not self.turn.forgive():
+        if refused is not None and error is None and not turn.forgive():
             raise ThreadsError(threading.current_thread().name, refused)
 
 

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..executor.binding import Argument
-from ..executor.plain_arguments import (
-    alike_to,
-    are_real_as_they_are,
-    are_taken_as_they_are,
-    forward_ad,
-    set_grad_enabled,
-)
+from ..executor.plain_arguments import are_real_as_they_are, are_taken_as_they_are, forward_ad, set_grad_enabled
+from ..executor.tensor_guard import check_of
 from ..executor.uncompiled import uncompiled
 from ..ir import TensorView
 from ..ir.caller_lines import lines_named
@@ -53,13 +48,14 @@ class Repeated:
         self.by_address, self.is_fresh = made.program.by_address, made.program.is_fresh
 
     @uncompiled
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    def __call__(self, inputs: Sequence[torch.Tensor], are_known: bool = False) -> Sequence[torch.Tensor] | None:
+        """are_known: has the caller seen to it that the program takes them as they are?"""
         fec = self._fec
         is_recording = torch.is_grad_enabled()
         try:
             if fec.programs is not self._programs or world_key() != self._world:
                 return None
-            if not self._are_taken(inputs) or forward_ad._current_level >= 0:
+            if not (are_known or self._are_taken(inputs)) or forward_ad._current_level >= 0:
                 return None
             if is_recording:
                 set_grad_enabled(False)
@@ -97,13 +93,18 @@ class SameCall:
     __slots__ = ("_are_alike", "_count", "_has_gradients", "_repeated", "made")
 
     def __init__(self, made: Made, repeated: Repeated, inputs: Sequence[Argument]) -> None:
-        self.made, self._repeated, self._count, self._are_alike = made, repeated, len(inputs), alike_to(inputs)
+        self.made, self._repeated, self._count = made, repeated, len(inputs)
+        tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+        self._are_alike = check_of(tensors) if len(tensors) == len(inputs) > 0 else None
         self._has_gradients = any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs)
 
     def __call__(self, inputs: Sequence[Argument]) -> list[torch.Tensor] | None:
-        if type(inputs) not in (list, tuple) or len(inputs) != self._count or not self._are_alike(*inputs):
+        are_alike = self._are_alike
+        if are_alike is None or type(inputs) not in (list, tuple) or len(inputs) != self._count:
+            return None
+        if not are_alike(*inputs):
             return None
         if self._has_gradients and torch.is_grad_enabled():
             return None
-        outputs = self._repeated(inputs)  # pyright: ignore[reportArgumentType] - they are tensors
+        outputs = self._repeated(inputs, True)  # pyright: ignore[reportArgumentType] - they are tensors
         return None if outputs is None else list(outputs)

@@ -5,38 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 
-from ..executor.aliasing import apart
-from ..executor.plain_arguments import all_waited
-from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
+from .bound_op import BoundOp as BoundOp
+from .bound_op import Take as Take
 from .checks import Checks
 from .dtensor_autograd import Given
-from .fusion_run import FusionRun
 from .of_linear import handed_on
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .promising import PromisingModule
 from .refused_calls import refuse
-from .saved_versions import Watched, check_behind, check_unchanged, watch
-from .second_derivatives import Once, apply_of_c, backward_as_it_is
+from .saved_versions import check_behind, watch
 from .settings import Setting, printed
-from .shaping import Shaping, Views, viewed
+from .shaping import Shaping
 from .tensor_kinds import PLAIN as PLAIN
-from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes, plain_metadata_of
+from .tensor_kinds import Specs, is_traced, metadata_of, modes, plain_metadata_of, specs_of
 from .timer import FusionTimer
-from .transforms import check_no_tangent, check_no_transform, check_not_traced, check_one_gradient
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
-
-Take = Callable[[torch.Tensor], torch.Tensor]
+from .transforms import check_not_traced
 
 
 @dataclass(frozen=True)
@@ -85,150 +77,6 @@ class FusedOp:
         return BoundOp(self, unsharded, tensors)(timer, tensors)
 
 
-class _Fused(torch.autograd.Function):
-    """Of calls that are not compiled: it takes the host a sixth of what the autograd formula of an op does."""
-
-    @staticmethod
-    @uncompiled
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, watched: Watched, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        kept: Any = ctx
-        made, saved = bound.recorded(kept, timer, tensors)
-        kept.call = bound, timer, watched, len(tensors)
-        ctx.save_for_backward(*saved)
-        return made
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept: Any = ctx
-        call: tuple[BoundOp, FusionTimer | None, Watched, int] = kept.call
-        bound, timer, watched, count = call
-        if watched:
-            check_unchanged(watched)
-        check_one_gradient(gradients)
-        op, saved = bound.op, kept.saved_tensors
-        given = all_waited(gradients[: len(op.gradients)])  # those of integers are none
-        if torch.is_grad_enabled():  # create_graph=True
-            with torch.no_grad():
-                made = bound.gradients(timer, given, saved)
-            found = cast("Any", Once).apply(len(made), *made, *given, *saved)
-        else:
-            found = bound.gradients(timer, given, saved)
-        return None, None, None, *[found[k] for k in op.order], *(None,) * (count - len(op.order))
-
-
-_apply: Callable[..., Sequence[torch.Tensor]] = apply_of_c(_Fused)
-backward_as_it_is(_Fused)
-
-
-def _record(
-    bound: BoundOp, timer: FusionTimer | None, watched: Watched, tensors: Sequence[torch.Tensor]
-) -> Sequence[torch.Tensor]:
-    """``_Fused.apply``; without asking for what only torch.func has, half of its time."""
-    check_no_transform()
-    check_no_tangent(tensors)
-    is_quick = PLAIN.issuperset(map(type, tensors)) and not any(map(is_wrapped, tensors))
-    apply = _apply if is_quick else cast("Any", _Fused).apply
-    return apply(bound, timer, watched, *tensors)
-
-
-class BoundOp:
-    """A FusedOp for tensors of known metadata: what a call needs is looked up when it is made.
-
-    takes: for each tensor how its local tensor is had of it, None for itself; no entries where all are plain.
-    shaping: how what the fusions take is had of those, None for themselves.
-    """
-
-    __slots__ = ("_is_strange", "_views", "op", "runs", "shaping", "takes", "unsharded")
-
-    def __init__(
-        self,
-        op: FusedOp,
-        unsharded: Sequence[int] | None,
-        tensors: Sequence[torch.Tensor],
-        takes: Sequence[Take | None] = (),
-        shaping: Shaping | None = None,
-    ) -> None:
-        is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
-        self.op, self.takes, self.shaping = op, tuple(takes), shaping
-        self._views = Views() if shaping is None else shaping.views(op.saved)
-        self.unsharded = unsharded if is_uneven else None
-        self._is_strange = any(type(t) not in PLAIN for t in tensors)
-        self.runs = (
-            FusionRun(op.forward, op.arguments, self.unsharded, is_known=True),
-            # what a caller's hooks give back for saved tensors may be anything
-            FusionRun(op.backward, op.gradients, self.unsharded, is_known=False),
-        )
-
-    def __call__(
-        self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor], origins: Sequence[torch.Tensor] = ()
-    ) -> Sequence[torch.Tensor]:
-        """The results; recorded for autograd where one of the tensors, as given, requires a gradient.
-
-        origins: the tensors whose values these have, in their order, where others count the changes.
-        """
-        if self.takes:
-            origins = origins or tensors
-            tensors = self.taken(tensors)
-        if torch.is_grad_enabled():
-            for t in tensors:
-                if t.requires_grad:
-                    return _record(self, timer, watch(origins, tensors, self.op.saved), tensors)
-        check_no_tangent(tensors)
-        results = self.forward(timer, self.entered(tensors))[: self.op.results]
-        return results if self.shaping is None else self.shaping.leave(results)
-
-    def taken(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The local tensors."""
-        return [t if take is None else take(t) for t, take in zip(tensors, self.takes, strict=True)]
-
-    def recorded(
-        self, ctx: Any, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]
-    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
-        """The results of a node of autograd, and what that has to save."""
-        op, shaping = self.op, self.shaping
-        outputs = self.forward(timer, self.entered(tensors))
-        candidates = *tensors, *outputs
-        results = outputs if len(outputs) == op.results else outputs[: op.results]
-        if shaping is not None and self._views.has_results:
-            results = shaping.leave_alone(results)
-        made = tuple(results)
-        if len(made) > len(op.gradients):  # autograd would fill zeros in for those that backward leaves out
-            ctx.mark_non_differentiable(*made[len(op.gradients) :])
-            ctx._materialize_non_diff_grads = False
-        return made, [candidates[k] for k in op.saved]
-
-    def entered(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """As the forward fusion takes them."""
-        if self._is_strange:
-            tensors = all_waited(tensors)
-        return viewed(self._views.enter, tensors) if self._views.enter else tensors
-
-    def forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The results and the extras, of what has ``entered``."""
-        outputs = self.runs[0](timer, tensors)[0]
-        return [apart(x, tensors) for x in outputs] if self.op.is_view else outputs
-
-    def fresh_forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The same, contiguous, each in a storage of its own."""
-        if self._is_strange:
-            tensors = all_waited(tensors)
-        return self.runs[0].fresh(timer, tensors)
-
-    def gradients(
-        self, timer: FusionTimer | None, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
-    ) -> Sequence[torch.Tensor]:
-        """The gradients of the tensors of a call.  given: those of its results."""
-        saved, views = all_waited(saved), self._views
-        if views.gradients:
-            given = viewed(views.gradients, given)
-        if views.saved:
-            saved = viewed(views.saved, saved)
-        found = self.runs[1](timer, (*given, *saved))[0]
-        return viewed(views.found, found) if views.found else found
-
-
 _MISSED: Any = object()
 _BOUND = 256
 """Sizes for which one module keeps its fusions; a batch size is one of them."""
@@ -261,6 +109,8 @@ class FusedModule(Checks, PromisingModule):
         line = caller_line(in_modules=True)
         self.made_at = () if line is None else (f"{line}  # {type(self).__name__}",)
         self._bound: dict[Hashable, BoundOp | None] = {}
+        self._ready: dict[Hashable, tuple[BoundOp, Specs]] = {}
+        """Of those, by less than all that they were found by: tensors are compared with those of a call before."""
         self.described: dict[Hashable, BoundOp] = {}
         """The settings of tensors that are passed as text to an op of torch's."""
 
@@ -304,6 +154,7 @@ class FusedModule(Checks, PromisingModule):
     def describe(self) -> None:
         """Print the settings; what was bound for others is let go of.  Each module's __init__ ends with it."""
         self._bound.clear()
+        self._ready.clear()
         self.described.clear()
         if not self.family:
             return
@@ -319,6 +170,10 @@ class FusedModule(Checks, PromisingModule):
         """
         if torch.compiler.is_compiling():
             return self.as_op([self.traced(t) for t in tensors], unsharded, shaping)
+        if unsharded is None:
+            found = self.run_again(tensors, shaping, origins)
+            if found is not None:
+                return found
         of_each = plain_metadata_of if PLAIN.issuperset(map(type, tensors)) else metadata_of
         key = (unsharded if unsharded is None else tuple(unsharded), shaping, *map(of_each, tensors))
         bound = self._bound.get(key, _MISSED)
@@ -331,10 +186,38 @@ class FusedModule(Checks, PromisingModule):
             if bound is not None:
                 check_behind(results, watch(origins or tensors, tensors, bound.op.saved))
             return results
+        specs = specs_of(tensors) if unsharded is None else None
+        if specs is not None:
+            self._ready[tensors[0].shape, len(tensors), shaping] = bound, specs
         product = handed_on.product
         if product is not None and product.made is tensors[0]:
             return product.through(bound, self.timer, tensors, origins)
         return bound(self.timer, tensors, origins)
+
+    def run_again(
+        self,
+        tensors: Sequence[torch.Tensor],
+        shaping: Shaping | None = None,
+        origins: Sequence[torch.Tensor] = (),
+    ) -> Sequence[torch.Tensor] | None:
+        """As ``run``, of tensors like those of a call before, known by one look; else None."""
+        found = self._ready.get((tensors[0].shape, len(tensors), shaping))
+        if found is None or modes():
+            return None
+        bound, specs = found
+        known = bound.known[torch.is_grad_enabled()]
+        if known is None:
+            return None
+        if specs:
+            if any(getattr(tensors[k], "_spec", None) is not spec for k, spec in specs):
+                return None
+            origins, tensors = origins or tensors, bound.taken(tensors)
+        if not known.check(*tensors):
+            return None
+        product = handed_on.product
+        if product is not None and product.made is tensors[0]:
+            return product.again(bound, known, self.timer, tensors, origins)
+        return bound.again(known, self.timer, tensors, origins)
 
     def bound_for(
         self, key: Hashable, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None,
@@ -345,6 +228,7 @@ class FusedModule(Checks, PromisingModule):
         if bound is _MISSED:
             if len(self._bound) >= _BOUND:
                 self._bound.clear()
+                self._ready.clear()
             bound = self._bound[key] = self._bind(tensors, unsharded, shaping)
         return bound
 
@@ -380,7 +264,7 @@ class FusedModule(Checks, PromisingModule):
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process, or to other modules."""
-        return {**self.__dict__, "_bound": {}, "described": {}, "bucket": None}
+        return {**self.__dict__, "_bound": {}, "_ready": {}, "described": {}, "bucket": None, "_fits": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from operator import is_
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ..executor.tensor_guard import Check, check_of
 from ..frontend import FusionDefinition
 from ..ir import TensorView
 from .placement import TensorPlacement
@@ -21,12 +24,31 @@ Tensors = Sequence[torch.Tensor]
 Layout = tuple[object, ...]
 """Strides of tensors that are read in place; shapes, dtypes and devices where those are not known before."""
 
+_TRIES = 64
+"""How often one run finds by what to know its tensors again: what changes in each call is asked as before."""
 _LAYOUTS = 16
 """Layouts for which one run keeps programs; one beyond empties the list. A training loop has one or two."""
 
 
-_Leading = list[tuple[int, tuple[None, ...]]]
+Leading = list[tuple[int, tuple[None, ...]]]
 _is_contiguous = torch.Tensor.is_contiguous
+
+
+class Known(NamedTuple):
+    """A program, found by tensors that are known again by one ``check``, before they are viewed as a run takes them.
+
+    repeat: what runs it, and gives None where something else has changed.  leading: the dims that it asks for.
+    is_recorded: is there a node of autograd for such tensors, while gradients are recorded?
+    """
+
+    check: Check
+    repeat: Repeated
+    leading: Leading
+    is_recorded: bool
+
+    def timed(self, timer: FusionTimer, given: Tensors) -> Tensors | None:
+        """What ``repeat`` gives of tensors of which ``check`` has been asked."""
+        return timer.run(partial(self.repeat, are_known=True), given)
 
 
 class FusionRun:
@@ -36,7 +58,7 @@ class FusionRun:
     activations, where shards differ in size.  ``is_known``: this was found by the tensors' shapes, dtypes and devices.
     """
 
-    __slots__ = ("_fusion", "_is_known", "_leading", "_sizes", "_strided", "again")
+    __slots__ = ("_fusion", "_is_known", "_leading", "_sizes", "_strided", "_tries", "again")
 
     def __init__(
         self, fusion: FusionDefinition, placements: Sequence[TensorPlacement], unsharded: Sequence[int] | None, *,
@@ -46,7 +68,8 @@ class FusionRun:
         self._sizes = None if unsharded is None else _sizes(fusion, unsharded)
         self._leading = [(n, (None,) * p.leading) for n, p in enumerate(placements) if p.leading]
         self._strided = {n: p for n, p in enumerate(placements) if p.strided}
-        self.again: dict[Layout, tuple[Repeated, _Leading]] = {}
+        self._tries = _TRIES
+        self.again: dict[Layout, tuple[Repeated, Leading]] = {}
         """Programs that have run, by what their arguments may differ in, and the leading dims that each asks for."""
 
     def fresh(self, timer: FusionTimer | None, tensors: Tensors) -> Tensors:
@@ -59,7 +82,7 @@ class FusionRun:
         found = self.again.get(key)
         if found is not None:
             again, leading = found
-            given = _with_leading(arranged, leading) if leading else arranged
+            given = with_leading(arranged, leading) if leading else arranged
             outputs = again(given) if timer is None else timer.run(again, given)
             if outputs is not None:
                 return outputs, again
@@ -67,6 +90,19 @@ class FusionRun:
         outputs = self._look_up(timer, given)
         self._remember(key, given)
         return outputs, None
+
+    def known(self, given: Tensors, tensors: Tensors, *, is_recorded: bool) -> Known | None:
+        """The program that has run on ``tensors``, by ``given``, of which those are views; None where they are copied
+        first, or looked up each time."""
+        if self._tries == 0:
+            return None
+        self._tries -= 1
+        key, arranged = self._arranged(tensors)
+        found, check = self.again.get(key), check_of(given)
+        if found is None or check is None or not all(map(is_, arranged, tensors)) or not check(*given):
+            return None
+        again, leading = found
+        return Known(check, again, leading, is_recorded)
 
     def _arranged(self, tensors: Tensors) -> tuple[Layout, Tensors]:
         """What says which program it is, and the tensors as that reads them."""
@@ -83,7 +119,7 @@ class FusionRun:
 
     def with_leading(self, tensors: Tensors) -> Tensors:
         """With a dim of 1 for each mesh dimension of partial sums, as definitions have them."""
-        return _with_leading(tensors, self._leading)
+        return with_leading(tensors, self._leading)
 
     def _look_up(self, timer: FusionTimer | None, given: Tensors) -> Tensors:
         fusion, sizes, device = self._fusion, self._sizes, given[0].device.type
@@ -107,7 +143,7 @@ class FusionRun:
             self.again[layout] = again, asked
 
 
-def _with_leading(tensors: Tensors, leading: _Leading) -> Tensors:
+def with_leading(tensors: Tensors, leading: Leading) -> Tensors:
     given = list(tensors)
     for n, axes in leading:
         given[n] = given[n][axes]

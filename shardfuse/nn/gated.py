@@ -47,6 +47,10 @@ class GatedUnit(TakesProducts, FusedModule):
         gate in the first half and of up in the second.  It is read in place, and its gradient comes as one tensor.
         ``unsharded``: the shape of gate as a whole, where local tensors are shards that differ in size.
         """
+        if up is None and unsharded is None and not torch.compiler.is_compiling():
+            results = self.run_again((gate, *self._biases_here()), _TOGETHER)
+            if results is not None:
+                return results[0]
         if self.is_decomposed():
             return self._traced(gate, up)
         if (type(gate) not in PLAIN or (up is not None and type(up) not in PLAIN)) and has_dtensor((gate, up)):
@@ -56,10 +60,7 @@ class GatedUnit(TakesProducts, FusedModule):
     def _forward(
         self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None
     ) -> torch.Tensor:
-        gate_bias, up_bias = self.gate_bias, self.up_bias
-        if (gate_bias is None) != (up_bias is None):
-            self._check_biases()
-        biases = () if gate_bias is None or up_bias is None else (gate_bias, up_bias)
+        biases = self._biases_here()
         if up is None:
             self._check(gate, up)
             whole = None if unsharded is None else (*unsharded[:-1], 1, unsharded[-1])
@@ -91,6 +92,14 @@ class GatedUnit(TakesProducts, FusedModule):
         self.check_plain(gate=gate, gate_bias=self.gate_bias)
         halves = gate.chunk(2, -1) if up is None else (gate, up)
         return traced.gated(self.activation, halves[0], halves[1], self.gate_bias, self.up_bias)
+
+    def _biases_here(self) -> Sequence[torch.Tensor]:
+        there = self._parameters  # past ``torch.nn.Module.__getattr__``, which looks for them in three places
+        is_there = "gate_bias" in there and "up_bias" in there
+        gate, up = (there["gate_bias"], there["up_bias"]) if is_there else (self.gate_bias, self.up_bias)
+        if (gate is None) != (up is None):
+            self._check_biases()
+        return () if gate is None or up is None else (gate, up)
 
     def _check_biases(self) -> None:
         """Of which a caller may have assigned one."""

@@ -100,7 +100,7 @@ class GradientBucket:
         """
         places = self._places[module]
         own = self._parameters[places]
-        if not _are_the_same(vectors, own) or not all(map(_wants_gradient, own)):
+        if len(vectors) != len(own) or not all(map(is_, vectors, own)) or not all(map(_wants_gradient, own)):
             return None
         local = own if PLAIN.issuperset(map(type, own)) else [*map(_local, own)]
         device = local[0].device
@@ -158,10 +158,6 @@ def _parameter(module: ParameterModule, name: str) -> torch.Tensor:
 
 def _local(parameter: Any) -> torch.Tensor:
     return parameter._local_tensor if has_dtensor((parameter,)) else parameter
-
-
-def _are_the_same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
 
 
 _address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr

@@ -11,7 +11,8 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh
 from .parameters import ParameterKind
-from .row_norm import InputNorm, NormSwitches, ResidualNorm
+from .residual_norm import ResidualNorm
+from .row_norm import InputNorm, NormSwitches
 from .settings import Setting
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError
 from ..mesh import DeviceMesh
 from .parameters import ParameterKind
-from .row_norm import InputNorm, NormSwitches, ResidualNorm, RowNorm
+from .residual_norm import ResidualNorm
+from .row_norm import InputNorm, NormSwitches, RowNorm
 
 if TYPE_CHECKING:
     from .placement import Placements

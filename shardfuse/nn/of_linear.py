@@ -18,19 +18,20 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as _of_torch
 
-from ..executor.plain_arguments import all_waited, set_grad_enabled
+from ..executor.plain_arguments import set_grad_enabled
+from ..executor.tensor_guard import Check, check_of
 from ..executor.uncompiled import uncompiled
 from .linear import gradients_of, has_own_node, linear, multiplied
 from .refused_calls import refuse
 from .saved_versions import Watched, check_unchanged, watch
 from .second_derivatives import apply_of_c, backward_as_it_is, once
-from .tensor_kinds import PLAIN, is_wrapped
-from .transforms import check_one_gradient
+from .tensor_kinds import PLAIN, forward_ad, is_wrapped, modes
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
-    from .fused import BoundOp
+    from .bound_op import BoundOp
+    from .fusion_run import Known
     from .timer import FusionTimer
 
 _HOOKS = "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"
@@ -46,6 +47,8 @@ class TakesProducts(torch.nn.Module):
     """
 
     hands_on: bool = True
+    _fits: Check | None = None
+    """Knows x and weight of a call whose product has a node of its own."""
 
     def of_linear(self, x: Tensor, weight: Tensor, *others: Any, **named: Any) -> Any:
         """The module of ``functional.linear(x, weight)`` in place of its first tensor, and of its other arguments.
@@ -54,7 +57,7 @@ class TakesProducts(torch.nn.Module):
         they are plain tensors, the weight is of another dtype than x, and the module has no hooks.
         """
         module: Any = self
-        if torch.compiler.is_compiling() or not (_is_as_defined(module) and has_own_node(x, weight)):
+        if torch.compiler.is_compiling() or not (_is_as_defined(module) and self._has_own_node(x, weight)):
             return module(linear(x, weight), *others, **named)
         product = Product(x, weight)
         handed_on.product = product
@@ -67,6 +70,15 @@ class TakesProducts(torch.nn.Module):
             handed_on.product = None
         # What became of it is not known where no fusion ran on it as it is.
         return found if product.is_taken else module(linear(x, weight), *others, **named)
+
+    def _has_own_node(self, x: Tensor, weight: Tensor) -> bool:
+        fits = self._fits
+        if fits is not None and fits(x, weight):
+            return torch.is_grad_enabled() and forward_ad._current_level < 0 and not modes()
+        is_so = has_own_node(x, weight)
+        if is_so:
+            vars(self)["_fits"] = check_of((x, weight))
+        return is_so
 
 
 def _is_as_defined(module: Any) -> bool:
@@ -105,7 +117,16 @@ class Product:
         is_quick = PLAIN.issuperset(map(type, tensors)) and not any(map(is_wrapped, tensors))
         apply = _apply if is_quick else cast("Any", _OfLinear).apply
         watched = watch(origins, tensors, bound.op.saved)
-        return apply(bound, timer, watched, self, self.x, self.weight, *tensors[1:])
+        return apply(bound, timer, watched, None, self, self.x, self.weight, *tensors[1:])
+
+    def again(
+        self, bound: BoundOp, known: Known, timer: FusionTimer | None, tensors: Sequence[Tensor],
+        origins: Sequence[Tensor],
+    ) -> Sequence[Tensor]:  # fmt: skip
+        """The same of local tensors that ``known.check`` knows."""
+        self.is_taken = True
+        watched = watch(origins, tensors, bound.op.saved)
+        return _apply(bound, timer, watched, known, self, self.x, self.weight, *tensors[1:])
 
 
 class _HandedOn(threading.local):
@@ -123,12 +144,12 @@ class _OfLinear(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, watched: Watched, product: Product, x: Tensor,
-        weight: Tensor, *others: Tensor,
+        ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, watched: Watched, known: Known | None,
+        product: Product, x: Tensor, weight: Tensor, *others: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         kept: Any = ctx
-        needs_x, needs_weight = kept.needs_input_grad[4:6]
-        made, saved = bound.recorded(kept, timer, (product.made, *others))
+        needs_x, needs_weight = kept.needs_input_grad[5:7]
+        made, saved = bound.recorded(kept, timer, (product.made, *others), known)
         of_product = product.rows if needs_weight else None, product.cast_weight if needs_x else None
         kept.save_for_backward(*saved, *of_product)
         kept.call = bound, timer, watched, len(others)
@@ -142,18 +163,16 @@ class _OfLinear(torch.autograd.Function):
         bound, timer, watched, count = call
         if watched:
             check_unchanged(watched)
-        check_one_gradient(gradients)
-        given = all_waited(gradients[: len(bound.op.gradients)])
         saved = list(kept.saved_tensors)  # once: a checkpoint's hooks unpack no tensor twice
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = _made(kept, bound, timer, given, [*saved])
+                made = _made(kept, bound, timer, gradients, [*saved])
             # what is saved of the product, and the cast weight, are not of the graph
-            is_of_more = all(kept.needs_input_grad[4:6]) or _reads_product(bound, count)
-            made = once(made, (*given, *saved), kept if is_of_more else None)
+            is_of_more = all(kept.needs_input_grad[5:7]) or _reads_product(bound, count)
+            made = once(made, (*gradients[: len(bound.op.gradients)], *saved), kept if is_of_more else None)
         else:
-            made = _made(kept, bound, timer, given, saved)
-        return None, None, None, None, *made, *(None,) * (count + 1 - len(bound.op.order))
+            made = _made(kept, bound, timer, gradients, saved)
+        return None, None, None, None, None, *made, *(None,) * (count + 1 - len(bound.op.order))
 
 
 _apply: Callable[..., Sequence[Tensor]] = apply_of_c(_OfLinear)
@@ -166,7 +185,7 @@ def _reads_product(bound: BoundOp, others: int) -> bool:
 
 
 def _made(
-    kept: Any, bound: BoundOp, timer: FusionTimer | None, given: Sequence[Tensor], saved: list[Tensor]
+    kept: Any, bound: BoundOp, timer: FusionTimer | None, gradients: Sequence[Tensor], saved: list[Tensor]
 ) -> list[Tensor | None]:
     """The gradients of the layer's input and weight, and of the module's other tensors that have one.
 
@@ -174,7 +193,7 @@ def _made(
     Beside the gradients of a loss, its logits would be the largest tensor of a step.
     """
     cast_weight, rows = saved.pop(), saved.pop()
-    found = bound.gradients(timer, given, saved)
+    found = bound.gradients(timer, gradients, saved)
     saved.clear()
     kept.maybe_clear_saved_tensors()  # unless the graph is kept
     first, *others = bound.op.order

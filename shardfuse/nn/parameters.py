@@ -99,10 +99,11 @@ class ParameterModule(FusedModule):
     def vectors_here(self) -> list[torch.Tensor]:
         """Those of ``vectors`` that there are now: a caller may have put one, or None, in a parameter's place."""
         there = self._parameters
-        named: list[torch.Tensor | None] = [
-            there[name] if name in there else getattr(self, name) for name in self.vectors
-        ]
-        found = [p for p in named if p is not None]
+        found: list[torch.Tensor] = []
+        for name in self.vectors:
+            parameter = there[name] if name in there else getattr(self, name)
+            if parameter is not None:
+                found.append(parameter)
         if len(found) != len(self.given):
             self.describe()
         return found

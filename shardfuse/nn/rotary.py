@@ -144,6 +144,10 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         unsharded: the query's shape as a whole, where local tensors are shards that differ in size.
         """
         tensors = (query,) if key is None else (query, key)
+        if cos is not None and sin is not None and positions is None and unsharded is None:
+            again = None if torch.compiler.is_compiling() else self._again(tensors, cos, sin)
+            if again is not None:
+                return again[0] if len(again) == 1 else tuple(again)
         if self.packed is not None:
             if key is not None:
                 found, expected = "a key", "none, as the query holds all heads"
@@ -157,6 +161,19 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         else:
             turned = self._call(*tensors, cos=cos, sin=sin, positions=positions, unsharded=unsharded)
         return cast("torch.Tensor | tuple[torch.Tensor, ...]", turned[0] if key is None else turned)
+
+    def _again(
+        self, tensors: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor
+    ) -> Sequence[torch.Tensor] | None:
+        """The results of tensors like those of a call before, of which nothing else is asked; None of others."""
+        x, half = tensors[0], self.rotary_dim // 2
+        along = 3 - self.heads_dim if self.batch_first else 0  # `_sequence_dim`
+        if not self._ready or x.ndim < 3 or not cos.shape == sin.shape == (x.shape[along], half):
+            return None
+        sizes = [1, 1, 1, half]
+        sizes[2 if self.heads_dim == 1 else along] = x.shape[along]
+        shaping = None if self.packed is None else _packing(self.packed, self.head_dim, self.batch_first)
+        return self.run_again((*tensors, cos.view(sizes), sin.view(sizes)), shaping)
 
     def _packed(
         self,

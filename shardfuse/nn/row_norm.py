@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,7 +14,7 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
 from .default_eps import rms_norm_eps
-from .dtensor_autograd import Given, Result, on_local_input, on_local_tensors, placements_of
+from .dtensor_autograd import on_local_input, placements_of
 from .fused import PLAIN, FusedOp
 from .of_linear import TakesProducts
 from .parameters import ParameterKind, ParameterModule
@@ -236,6 +235,22 @@ class RowNorm(TakesProducts, ParameterModule):
         """For each mesh dimension, does it cut rows?  Told of norms over one dim whose parameters are whole."""
         return tuple(d is not None and self._parameter.is_uncut and self._is_of_last_dim for d in self._at.shards)
 
+    def _again(self, x: torch.Tensor, *residual: torch.Tensor) -> Sequence[torch.Tensor] | None:
+        """As ``_called``, of tensors like those of a call before, of which nothing is asked but that; None of others.
+
+        Of a norm over one dim: of others the rows are a view, which has to be checked first.
+        """
+        bucket = self.bucket
+        if torch.compiler.is_compiling() or not (self._ready and self._is_of_last_dim):
+            return None
+        vectors = self.vectors_here()
+        if bucket is None or not torch.is_grad_enabled():
+            return self.run_again((x, *vectors, *residual))
+        behind = bucket.of(self, vectors)
+        if behind is None:
+            return None
+        return self.run_again((x, *behind, *residual), deferring(len(behind)), (x, *vectors, *residual))
+
     def _called(
         self, x: torch.Tensor, residual: Sequence[torch.Tensor], unsharded: Sequence[int] | None
     ) -> Sequence[torch.Tensor]:
@@ -326,6 +341,10 @@ class InputNorm(RowNorm):
 
         ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
         """
+        if unsharded is None:
+            results = self._again(x)
+            if results is not None:
+                return results[0]
         if type(x) not in PLAIN and has_dtensor((x,)):
             return on_local_input(self._normed, self.mesh, x, self._input, (self._output, self._output_grad))
         return self._normed(x, unsharded=unsharded)
@@ -345,45 +364,3 @@ class InputNorm(RowNorm):
         x: [rows..., hidden size] (local); ``unsharded``: its whole shape, where its shards differ in size.
         """
         return self.bind((x, *self._parameters_here()), unsharded)
-
-
-class ResidualNorm(RowNorm):
-    """A norm of the sum of its input and a residual."""
-
-    takes_residual = True
-
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual: [..., *normalized_shape] (local) -> (normed in x's dtype, new residual in residual's dtype).
-
-        ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
-        """
-        if (type(x) not in PLAIN or type(residual) not in PLAIN) and has_dtensor((x, residual)):
-            given = [Given("x", x, self._input), Given("residual", residual, self._at)]
-            shape = self.unsharded_of(given)
-            results = [Result(shape, self._output, self._output_grad), Result(shape, self._at, self._at)]
-            return on_local_tensors(partial(self._added, unsharded=shape), self.mesh, given, results)
-        return self._added(x, residual, unsharded=unsharded)
-
-    def _added(
-        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.is_decomposed():
-            self.check_same("residual", residual, "x", x.shape)
-            return self._traced(x, residual)
-        if self._is_of_last_dim and x.ndim > 1:
-            results = self._called(x, (residual,), unsharded)
-            return results[0], results[1]
-        if residual.ndim != x.ndim:  # rows of one number of dims may be made of both
-            self.check_same("residual", residual, "x", x.shape)
-        rows, others = self._as_rows("x", x), self._as_rows("residual", residual)
-        results = self._called(rows, (others,), self._shape_of_rows(unsharded))
-        return self._as_given(results[0], x.ndim), self._as_given(results[1], x.ndim)
-
-    def op(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
-        """The fusions for such tensors, forward and backward; equal modules share them.
-
-        ``unsharded``: the whole shape, where shards differ in size.
-        """
-        return self.bind((x, *self._parameters_here(), residual), unsharded)

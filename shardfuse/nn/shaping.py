@@ -74,21 +74,23 @@ class Shaping:
             left[k] = view(left[k]).data
         return left
 
-    def views(self, saved: Sequence[int]) -> Views:
-        """What its methods view, of a call that saves these of (tensors..., results..., extras...)."""
+    def views(self, saved: Sequence[int], gradients: int) -> Views:
+        """What its methods view, of a call that saves these of (tensors..., results..., extras...).
+
+        gradients: how many the backward fusion takes, ahead of those.
+        """
         enter, leave, enter_gradients, leave_gradients = self._views
-        of_saved = [(saved.index(k), view) for k, view in enter if k in saved]
-        return Views(enter, self.parts is not None or bool(leave), enter_gradients, of_saved, leave_gradients)
+        of_saved = [(gradients + saved.index(k), view) for k, view in enter if k in saved]
+        return Views(enter, self.parts is not None or bool(leave), [*enter_gradients, *of_saved], leave_gradients)
 
 
 class Views(NamedTuple):
-    """Found when a call is bound: the views of its tensors, are there any of its results, those of the gradients that
-    the backward fusion takes, of what was saved for it, and of the gradients that it makes."""
+    """Found when a call is bound: the views of its tensors, are there any of its results, those of the gradients and of
+    what was saved that the backward fusion takes, and of the gradients that it makes."""
 
     enter: Sequence[Placed] = ()
     has_results: bool = False
-    gradients: Sequence[Placed] = ()
-    saved: Sequence[Placed] = ()
+    backward: Sequence[Placed] = ()
     found: Sequence[Placed] = ()
 
 

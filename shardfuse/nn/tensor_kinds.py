@@ -36,6 +36,18 @@ def metadata_of(tensor: torch.Tensor) -> tuple[object, ...]:
     return (type(tensor), cast("type[object]", type(local)), spec, local.shape, local.dtype, local.device)
 
 
+Specs = list[tuple[int, object]]
+"""The mesh, placements, shape and dtype that a DTensor has as one object of its own, by its place among tensors."""
+
+
+def specs_of(tensors: Sequence[torch.Tensor]) -> Specs | None:
+    """Of the DTensors; None where there are tensors of other types beside those and torch's own."""
+    if PLAIN.issuperset(map(type, tensors)):
+        return []
+    found = [(k, cast(object, getattr(t, "_spec", None))) for k, t in enumerate(tensors) if type(t) not in PLAIN]
+    return None if any(spec is None for _, spec in found) else found
+
+
 def is_traced(tensor: torch.Tensor) -> bool:
     """Does it stand for values that are elsewhere or to come: is it fake, functional, or a subclass that dispatches?"""
     kind: Any = type(tensor)
