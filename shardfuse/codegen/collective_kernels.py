@@ -10,7 +10,8 @@ memory.  Here a piece is a *chunk* of the tensor, and what follows is no fusion 
     all_reduce      sends its own chunk to every peer                      stores the sum of all
 
 Sums are in float32, in the order of the ranks, and rounded once; so all ranks have the same bits in every run.  What is
-not added up is moved as words of 32 bits, whatever it is.
+not added up is moved as integers of as many bits, whatever it is: 16 bytes at a time, but for tensors that begin
+elsewhere than at a multiple of 16 bytes, which are read and written element by element.
 
 Tensors are read and written where they lie: an inner dim that is gathered or scattered needs no copy
 (``collective_moves.py``).  All kernels of the same ranks share slots and turns: chunks have as many bytes at the most
@@ -58,7 +59,7 @@ PROGRAMS_EACH = 4
 class Collective:
     """The kernel of one kind of collective.
 
-    dtype: of the elements; of what is not added up, whose bits are moved, 32-bit integers.  chunk: its bytes.
+    dtype: of the elements; of what is not added up, whose bits are moved, integers.  chunk: its bytes.
     exchange: which ranks, how many programs share the chunks, and whether those that start claim their numbers.
     is_flat: is all that a rank gives, or has of one peer, one run of memory?
     """

@@ -57,6 +57,8 @@ _SHARE = 2
 """Of the arena, collectives take no more than one part of so many: fused kernels are to find room as well."""
 _ONE_STEP_BYTES = 8 << 20
 """Bytes beyond those of two steps that all-reduces may send in one (``docs/exchange_protocol.md``)."""
+_BITS = {1: DataType.Int8, 2: DataType.Int16, 4: DataType.Int32, 8: DataType.Int, 16: DataType.Int}
+"""By bytes of an element: integers that are moved in place of it, wherever it begins.  A complex number is two."""
 _CALLS = 256
 """Collectives of plain tensors that are kept bound: a program repeats a few."""
 _NO_KERNEL = 1 << 62
@@ -125,7 +127,7 @@ def _issue(
     found: Arena, team: Team, device: torch.device, dtype: torch.dtype, kind: Kind, moves: Moves
 ) -> Issue | None:
     units, is_summed = moves.in_units(dtype.itemsize), kind in ("reduce_scatter", "all_reduce")
-    carried = DataType.from_torch(dtype) if is_summed else DataType.Int32
+    carried = DataType.from_torch(dtype) if is_summed else _BITS[dtype.itemsize]
     if units is None or units.count * UNIT > MOST_BYTES or (is_summed and carried not in SUMMED):
         return None
     size, ranks = units.count * UNIT, team.size

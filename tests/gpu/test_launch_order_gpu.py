@@ -80,13 +80,14 @@ class Stepping:
 
     def __init__(self) -> None:
         self.order, self.number = LaunchOrder(torch.device("cuda", 0)), torch.zeros(1, device="cuda")
+        self.read = torch.zeros_like(self.number)  # nothing is allocated while another thread captures
 
     def run(self) -> None:
         handle = torch.cuda.current_stream().cuda_stream
         is_marked = self.order.follow(handle, (0, 1))
-        read = self.number + 1
+        torch.add(self.number, 1, out=self.read)
         torch.cuda._sleep(CYCLES)
-        self.number.copy_(read)
+        self.number.copy_(self.read)
         if is_marked:
             self.order.ended(handle)
 
