@@ -229,7 +229,7 @@ def test_kernels_compile_and_are_resident() -> None:
         source = generate(plan, {t: t.domain.layout(ranks - 1) for t in tensors}, ranks - 1)
         first = generate(plan, {t: t.domain.layout(0) for t in tensors}, 0)
         assert source.text == first.text
-        assert source.is_cooperative != plan.exchange.is_claimed
+        assert not source.is_cooperative, "all programs have room, and a cooperative launch takes longer"
         if plan.exchange.is_claimed:  # where as many as are placed on all multiprocessors claim the numbers of all
             assert source.grid % H200.multiprocessors == 0
             assert source.grid <= -(-plan.exchange.programs * H200.multiprocessors // (H200.multiprocessors - 32))

@@ -5,7 +5,10 @@ many run at a time is each rank's own: NCCL is to find multiprocessors, whatever
 (``mesh/gpu_room.py``).
 
 A grid that has one program for each of the multiprocessors that it may take, at most, holds no more of them, wherever
-the GPU places its programs.  Of words, whose slots belong to rows, a smaller grid takes the same rows.  Where rows are
+the GPU places its programs.  All of them come to run: what holds the other multiprocessors are programs of NCCL, for
+which these are not needed, and programs that end by themselves.  So the launch need not be cooperative, which takes
+1 us more: one row of 8192, norm and partial sums, took 2.8 and 4.1 us in a CUDA graph on 2 x H200, and 3.7 and 5.0
+cooperatively.  Of words, whose slots belong to rows, a smaller grid takes the same rows.  Where rows are
 sent, whose slots belong to programs, launches follow one another, each with the next programs.
 
 Where several programs fit on a multiprocessor, the GPU spreads them over all.  There the grid has as many as fill the

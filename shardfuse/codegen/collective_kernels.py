@@ -127,7 +127,7 @@ def collective_source(made: Collective, moves: Moves, multiprocessors: int, *, i
     warps = max(made.chunk // of_thread // WARP, 1)
     return KernelSource(
         made.name, text, tensors, (), (*numbers.values(), given_last), grid, warps, 1,
-        mailbox=1, is_cooperative=not exchange.is_claimed,
+        mailbox=1,
     )  # fmt: skip
 
 

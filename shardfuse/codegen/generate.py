@@ -77,8 +77,8 @@ def _kernel(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, p
     kernel = Kernel(
         plan.name, _comments(e), e.helpers, _tensors(plan), tuple(s for s in plan.segment.scalars if not s.is_literal),
         integers, (), grid, plan.schedule, e.tile.x_block, mailbox,
-        # programs that claim their numbers wait for no number that none has claimed
-        is_cooperative=bool(mailbox) and not (exchange is not None and exchange.is_claimed), accesses=(),
+        # those whose ranks exchange have room for all of their programs, whatever else runs (codegen/claims.py)
+        is_cooperative=bool(mailbox) and exchange is None, accesses=(),
     )  # fmt: skip
     whole: Emitter | None = None
     if isinstance(e, LaggedRows):

@@ -32,7 +32,8 @@ def fitted(
     Raises ``KernelCompileError``, also where a team does not fit.
     """
     kernel = _compiled(plan, layouts, rank, options, device)
-    most = kernel.resident() if kernel.source.is_cooperative else None
+    waits_for_all = kernel.source.is_cooperative or (plan.exchange is not None and not plan.exchange.is_claimed)
+    most = kernel.resident() if waits_for_all else None
     if most is None or kernel.source.grid <= most:
         return kernel
     if plan.schedule.group:
