@@ -11,6 +11,7 @@ import torch
 from exchange_cases import define, expected, inputs, piece, piece_of_output
 from exchange_collectives import (
     run_collectives,
+    run_on_views,
     run_programs_of_collectives,
     sizes_without_a_kernel,
     wait_for_a_killed_rank,
@@ -152,6 +153,7 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "threads": call_from_threads,
     "programs": run_programs,
     "collectives": run_collectives,
+    "collectives_of_views": run_on_views,
     "programs_of_collectives": run_programs_of_collectives,
     "no_collectives": sizes_without_a_kernel,
     "late_collective": wait_in_vain,

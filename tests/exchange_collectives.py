@@ -140,6 +140,28 @@ def run_collectives(context: ProcessContext) -> None:
     assert isinstance(symmetric.arena(), symmetric.Arena)
 
 
+def run_on_views(context: ProcessContext) -> None:
+    """Tensors that begin anywhere: those of one rank within a word of 4 bytes, in front of or behind one of 16."""
+    team, n, queue = Team.of(range(context.world_size)), context.world_size, queue_on(context.device)
+    kinds = (("all_gather", 0, 0), ("all_to_all", 1, 0), ("reduce_scatter", 1, 0), ("all_reduce", 0, 0))
+    for (kind, at, to), dtype in product(kinds, (torch.uint8, torch.bfloat16, torch.float32)):
+        if kind in ("reduce_scatter", "all_reduce") and dtype not in SUMMED:
+            continue
+        case = _Case(kind, dtype, (3, 64), at, to, n)
+        issue = issue_of(case, team, context)
+        for here, there in ((1, 0), (0, 3), (5, 5)):
+            given = [case.given(rank, here, context.device) for rank in range(n)]
+            mine, wanted = given[context.rank], case.wanted(context.rank, given)
+            room = torch.zeros(mine.numel() + here, dtype=dtype, device=context.device)
+            landing = torch.zeros(wanted.numel() + there, dtype=dtype, device=context.device)
+            first = (context.rank + 1) % n * here  # one rank's begin where they should
+            view, taken = room[first : first + mine.numel()], landing[there:]
+            view.copy_(mine.view(-1))
+            issue(queue(), view, taken)
+            case.check(taken, context.rank, given)
+            assert not landing[:there].any(), "what is in front of it"
+
+
 def issue_of(case: _Case, team: Team, context: ProcessContext) -> Issue:
     channel = symmetric_channel(team, context.device, case.dtype, Refused())
     issue = channel.by_kernel(case.kind, case.moves)

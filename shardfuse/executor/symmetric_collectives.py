@@ -44,7 +44,7 @@ from ..schedulers.rank_exchange import MOST_RANKS
 from .agreement import agreed
 from .comparison import digest
 from .kept_tensors import made_to_last
-from .kernel import Kernel
+from .kernel import Kernel, Launch
 from .launch import current_queue
 from .nccl_channels import Channel, Issue, Pieces
 from .packing import plain
@@ -144,13 +144,34 @@ def _issue(
     if region is None:
         return None
     launch, moved = region.launcher(kernel, exchange), carried.torch
-    if not is_interpreted:  # which reads tensors of any dtype at their addresses
-        return launch
+    issue = _of_views(launch, moved) if is_interpreted else launch  # which reads any dtype at a tensor's address
+    return issue if dtype.itemsize >= moved.itemsize else _at_whole_words(issue, moved.itemsize)
+
+
+def _of_views(launch: Launch, dtype: torch.dtype) -> Issue:
+    """``launch`` as the interpreter takes its tensors: flat, of the kernel's ``dtype``."""
 
     def issue(queue: int, given: Tensor, taken: Tensor) -> None:
-        launch(None, given.view(-1).view(moved), taken.view(-1).view(moved))
+        launch(None, given.view(-1).view(dtype), taken.view(-1).view(dtype))
 
     return issue
+
+
+def _at_whole_words(issue: Issue, size: int) -> Issue:
+    """``issue`` of tensors of narrower elements, which may begin within a word of ``size`` bytes: by way of copies.
+
+    A GPU ends the process at a load or a store of a word that is not at a multiple of its size.
+    """
+
+    def issue_at_words(queue: int, given: Tensor, taken: Tensor) -> None:
+        if (given.data_ptr() | taken.data_ptr()) % size == 0:
+            issue(queue, given, taken)
+            return
+        landed = torch.empty_like(taken)
+        issue(queue, given.clone(), landed)
+        taken.copy_(landed)
+
+    return issue_at_words
 
 
 _kept_issue = lru_cache(maxsize=_CALLS)(_issue)
