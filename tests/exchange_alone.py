@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -157,5 +158,6 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "programs_of_collectives": run_programs_of_collectives,
     "no_collectives": sizes_without_a_kernel,
     "late_collective": wait_in_vain,
+    "late_gather": partial(wait_in_vain, kind="all_gather"),
     "killed_collective": wait_for_a_killed_rank,
 }

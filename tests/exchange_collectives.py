@@ -200,21 +200,22 @@ def run_programs_of_collectives(context: ProcessContext) -> None:
     assert sum(found.order.launches().values()) == changes + 4, "a reduce-scatter and an all-gather in each call"
 
 
-def wait_in_vain(context: ProcessContext) -> None:
-    """A rank that does not come within the limit is named by the next call, and sums without it are no numbers."""
+def wait_in_vain(context: ProcessContext, kind: Kind = "all_reduce") -> None:
+    """A rank that does not come within the limit is named by the next call, and what it has not sent is no number."""
     found = symmetric.arena()
     assert isinstance(found, symmetric.Arena), found
     found.timeout = 2.0 if context.rank == 0 else 60.0
     team = Team.of(range(context.world_size))
-    case = _Case("all_reduce", torch.float32, (64,), 0, 0, team.size)
+    case = _Case(kind, torch.float32, (64,), 0, 0, team.size)
     issue, queue = issue_of(case, team, context), queue_on(context.device)
     given = [case.given(rank, 0, context.device) for rank in range(team.size)]
-    taken = torch.zeros_like(given[0])
+    taken = torch.zeros_like(case.wanted(context.rank, given), dtype=case.dtype)
     issue(queue(), given[context.rank], taken)
     case.check(taken, context.rank, given)
     if context.rank == 0:
         issue(queue(), given[0], taken)
-        assert taken.isnan().all()
+        without = taken if kind == "all_reduce" else taken.chunk(team.size)[1]
+        assert without.isnan().all()
         with pytest.raises(ExchangeTimeoutError, match="rank 1 did not send its part"):
             issue(queue(), given[0], taken)
     else:

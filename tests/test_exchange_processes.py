@@ -44,6 +44,7 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
         "collectives_of_views",
         "no_collectives",
         "late_collective",
+        "late_gather",
         "programs_of_collectives",
     ],
 )
