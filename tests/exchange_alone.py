@@ -11,8 +11,12 @@ import pytest
 import torch
 from exchange_cases import define, expected, inputs, piece, piece_of_output
 from exchange_collectives import (
+    begin_in_a_capture,
+    call_collectives_from_threads,
+    collectives_elsewhere,
     run_collectives,
     run_on_views,
+    run_plain_collectives,
     run_programs_of_collectives,
     sizes_without_a_kernel,
     wait_for_a_killed_rank,
@@ -155,6 +159,10 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "programs": run_programs,
     "collectives": run_collectives,
     "collectives_of_views": run_on_views,
+    "plain_collectives": run_plain_collectives,
+    "threads_of_collectives": call_collectives_from_threads,
+    "capture": begin_in_a_capture,
+    "collectives_elsewhere": collectives_elsewhere,
     "programs_of_collectives": run_programs_of_collectives,
     "no_collectives": sizes_without_a_kernel,
     "late_collective": wait_in_vain,

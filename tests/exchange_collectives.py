@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from benchmarks.roundings import assert_near
-from shardfuse import DeviceMesh
+from shardfuse import DeviceMesh, collectives
 from shardfuse.codegen.collective_kernels import Kind
 from shardfuse.codegen.collective_moves import Moves, all_reduced, exchanged, gathered, scattered
 from shardfuse.executor import bound_collectives, symmetric_collectives
@@ -29,7 +30,7 @@ from shardfuse.mesh import symmetric
 from shardfuse.mesh.groups import Team
 from shardfuse.mesh.process import ProcessContext
 from shardfuse.nn import AddRMSNorm
-from shardfuse.rank_errors import ExchangeTimeoutError
+from shardfuse.rank_errors import CapturedCollectiveError, ExchangeTimeoutError, ThreadsError
 
 ROUNDS = 2
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
@@ -198,6 +199,82 @@ def run_programs_of_collectives(context: ProcessContext) -> None:
         assert_near(normed.cpu(), wide, wide.bfloat16(), n=2, what="the norm")
         assert_near(total.cpu(), mesh.shard_tensor(added, 0), mesh.shard_tensor(added, 0).bfloat16(), n=2)
     assert sum(found.order.launches().values()) == changes + 4, "a reduce-scatter and an all-gather in each call"
+
+
+def run_plain_collectives(context: ProcessContext) -> None:
+    """``shardfuse.collectives`` of tensors with gaps that require gradients, by kernels and without."""
+    found, n, rank = symmetric.arena(), context.world_size, context.rank
+    assert isinstance(found, symmetric.Arena), found
+    for wide, launches in ((16, 9), (5, 0)):  # of 32 bytes, and of 10
+        shape, before = (2 * n, 3 * n, wide), sum(found.order.launches().values())
+        drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(r)).bfloat16() for r in range(n)]
+        given = [x.to(context.device) for x in drawn]
+        mine = given[rank].transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+        total = torch.stack(given).double().sum(0).bfloat16()
+        results = [(collectives.all_reduce(mine), total)]
+        for dim in (0, 1):
+            results.append((collectives.all_gather(mine, dim), torch.cat(given, dim)))
+            results.append((collectives.reduce_scatter(mine, dim), total.chunk(n, dim)[rank]))
+            for split in (0, 1):
+                pieces = [x.chunk(n, split)[rank] for x in given]
+                results.append((collectives.all_to_all(mine, split, dim), torch.cat(pieces, dim)))
+        for result, wanted in results:
+            assert torch.equal(result, wanted)
+            assert result.is_contiguous()
+            assert not result.requires_grad
+        # pieces of a whole tensor are whole words in any case
+        assert sum(found.order.launches().values()) - before >= launches
+
+
+def call_collectives_from_threads(context: ProcessContext) -> None:
+    """Launches have one order on all ranks: a second thread is refused, and the first goes on."""
+    x, refused = torch.ones(64, device=context.device), list[BaseException]()
+
+    def run() -> None:
+        try:
+            collectives.all_reduce(x)
+        except ThreadsError as error:
+            refused.append(error)
+
+    for _ in range(2):
+        assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+        thread = threading.Thread(target=run, name=f"second of rank {context.rank}")
+        thread.start()
+        thread.join()
+    assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+    assert len(refused) == 2
+
+
+def begin_in_a_capture(context: ProcessContext) -> None:
+    """All ranks refuse the first collective there, with nothing agreed on: the next call is as the first."""
+    x = torch.ones(64, device=context.device)
+    if context.device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(CapturedCollectiveError), torch.cuda.graph(graph):
+            collectives.all_reduce(x)
+    else:
+        check = symmetric_collectives._check_is_not_captured
+
+        def refuse(device: torch.device, team: Team) -> None:
+            raise CapturedCollectiveError(team.ranks)
+
+        symmetric_collectives._check_is_not_captured = refuse
+        with pytest.raises(CapturedCollectiveError, match="run it once before the capture"):
+            collectives.all_reduce(x)
+        symmetric_collectives._check_is_not_captured = check
+    for _ in range(2):
+        assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+
+
+def collectives_elsewhere(context: ProcessContext) -> None:
+    """On another GPU than the one that shares memory there is no kernel, whatever was agreed on for that."""
+    team, case = Team.of(range(context.world_size)), _Case("all_gather", torch.float32, (64,), 0, 0, context.world_size)
+    reach = symmetric_collectives.is_in_reach
+    for is_here in (True, False, True, False):
+        symmetric_collectives.is_in_reach = lambda device, is_here=is_here: is_here
+        channel = symmetric_channel(team, context.device, case.dtype, Refused())
+        assert (channel.by_kernel(case.kind, case.moves) is not None) == is_here
+    symmetric_collectives.is_in_reach = reach
 
 
 def wait_in_vain(context: ProcessContext, kind: Kind = "all_reduce") -> None:

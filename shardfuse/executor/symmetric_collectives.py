@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -39,26 +40,32 @@ from ..ir.dtype import DataType
 from ..mesh import DeviceMesh, ParallelType
 from ..mesh.groups import Team
 from ..mesh.symmetric import Arena, arena
+from ..rank_errors import CapturedCollectiveError
 from ..schedulers.plan import RankExchange
 from ..schedulers.rank_exchange import MOST_RANKS
 from .agreement import agreed
 from .comparison import digest
 from .kept_tensors import made_to_last
 from .kernel import Kernel, Launch
-from .launch import current_queue
+from .launch import index_of, queue_on
 from .nccl_channels import Channel, Issue, Pieces
 from .packing import plain
 from .rank_reduction import Reduction
 from .symmetric_slots import Region, hand_out_from, handed_out, is_in_reach, made_region, why_not_together
+from .turns import turn_here
 
 MOST_BYTES = 1 << 28
-"""Of what a rank is given, or gives, beyond which NCCL's rings are as fast."""
+"""Of what a rank gives one other, beyond which NCCL's rings are as fast."""
 _SHARE = 2
 """Of the arena, collectives take no more than one part of so many: fused kernels are to find room as well."""
 _ONE_STEP_BYTES = 8 << 20
 """Bytes beyond those of two steps that all-reduces may send in one (``docs/exchange_protocol.md``)."""
 _CALLS = 256
 """Collectives of plain tensors that are kept bound: a program repeats a few."""
+_TEAMS = 64
+"""Teams whose turns are kept."""
+_ELSEWHERE = "tensors are on another GPU than this rank's own"
+"""What ranks compare, beside the kernel, where that is so."""
 _NO_KERNEL = 1 << 62
 """What a rank tells that cannot have a kernel, in place of how much memory it has handed out."""
 
@@ -105,16 +112,31 @@ def result_by_kernel(kind: Kind, x: Tensor, team: Team, moves: Moves, shape: Seq
     """What the collective makes of ``x``, of ``shape``; ``None`` where no kernel does it, on all ranks of ``team``.
 
     x: of any strides.  moves: of its elements.
+    Raises ThreadsError in another thread than the one that runs programs which communicate: launches have one order.
     """
-    found = arena()
-    if x.device.type != "cuda" or isinstance(found, str) or moves.count == 0 or not _is_together(team):
+    found, device = arena(), x.device
+    if isinstance(found, str) or device.type != found.device.type or moves.count == 0 or not _is_together(team):
         return None
-    issue = _kept_issue(found, team, x.device, x.dtype, kind, moves)
-    if issue is None:
-        return None
-    given, taken = plain(x).contiguous(), torch.empty(tuple(shape), dtype=x.dtype, device=x.device)
-    issue(current_queue(x.device), given, taken)
-    return taken
+    with _turn(found, team.ranks), _on(device):
+        issue = _kept_issue(found, team, device, x.dtype, kind, moves)
+        if issue is None:
+            return None
+        given, taken = plain(x).contiguous(), torch.empty(tuple(shape), dtype=x.dtype, device=device)
+        issue(queue_on(device)(), given, taken)
+        return taken
+
+
+@lru_cache(maxsize=_TEAMS)
+def _turn(found: Arena, ranks: tuple[int, ...]) -> AbstractContextManager[None]:
+    """That of this rank's thread, kept for each world, which has an arena of its own."""
+    return turn_here().of(ranks)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """With ``device`` the current one, whose default stream and context a launch has."""
+    if device.type != "cuda" or torch.cuda.current_device() == index_of(device):
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _is_together(team: Team) -> bool:
@@ -190,14 +212,18 @@ def _agreed(found: Arena, team: Team, device: torch.device, kernel: Kernel, exch
     """The slots of the team's kernels, once its ranks have compiled ``kernel``; ``None`` where not all of them could.
 
     They compare its text, once for each, and are told where slots begin: behind what any of them handed out.  What a
-    rank may lack memory for, the table, is made before, so that all of them raise where one has none.
+    rank may lack memory for, the table, is made before, so that all of them raise where one has none, and where one
+    cannot write it, in a capture.  On another GPU than the one that shares memory there is no kernel.
     """
-    line = ("collectives", team.ranks)
-    known, key = cast("Region | None", found.regions.get(line)), digest(f"{team.ranks}\n{kernel.source.text}")
+    line, place = ("collectives", team.ranks), "" if is_in_reach(device) else f"{_ELSEWHERE}\n"
+    known, text = cast("Region | None", found.regions.get(line)), f"{place}{kernel.source.text}"
+    key = digest(f"{team.ranks}\n{text}")
     if key not in found.decided:
         table: Tensor | None = None
-        with agreed(team.ranks, f"collective among ranks {list(team.ranks)}\n{kernel.source.text}") as told:
+        with agreed(team.ranks, f"collective among ranks {list(team.ranks)}\n{text}") as told:
             told.append(f"sends: {kernel.source.name}")
+            if known is None:
+                _check_is_not_captured(device, team)
             told.number = handed_out() if _is_possible(found, device, kernel) else _NO_KERNEL
             if known is None and told.number != _NO_KERNEL:
                 size = table_words(exchange)
@@ -214,6 +240,12 @@ def _agreed(found: Arena, team: Team, device: torch.device, kernel: Kernel, exch
     assert known is not None, "its ranks have agreed that there is room"
     kernel.compile(device)
     return known
+
+
+def _check_is_not_captured(device: torch.device, team: Team) -> None:
+    """A region's table is written by a copy that the host waits for, which no capture of a CUDA graph allows."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise CapturedCollectiveError(team.ranks)
 
 
 def _is_possible(found: Arena, device: torch.device, kernel: Kernel) -> bool:
