@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from weakref import ref
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from benchmarks.roundings import assert_near
-from shardfuse import DeviceMesh, collectives
+from shardfuse import DeviceMesh, collectives, initialize
 from shardfuse.codegen.collective_kernels import Kind
 from shardfuse.codegen.collective_moves import Moves, all_reduced, exchanged, gathered, scattered
 from shardfuse.executor import bound_collectives, symmetric_collectives
@@ -28,7 +30,7 @@ from shardfuse.executor.nccl_channels import Issue
 from shardfuse.executor.symmetric_collectives import symmetric_channel
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.groups import Team
-from shardfuse.mesh.process import ProcessContext
+from shardfuse.mesh.process import ProcessContext, finalize
 from shardfuse.nn import AddRMSNorm
 from shardfuse.rank_errors import CapturedCollectiveError, ExchangeTimeoutError, ThreadsError
 
@@ -243,6 +245,23 @@ def call_collectives_from_threads(context: ProcessContext) -> None:
         thread.join()
     assert torch.equal(collectives.all_reduce(x), x * context.world_size)
     assert len(refused) == 2
+
+
+def keep_nothing_of_a_world(context: ProcessContext) -> None:
+    """What is kept bound ends with the world, and what a few calls have not had for long goes first."""
+    found = symmetric.arena()
+    assert isinstance(found, symmetric.Arena), found
+    symmetric_collectives._CALLS = 2
+    for count in (16, 32, 48, 16):
+        x = torch.ones(count, device=context.device)
+        assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+        assert 1 <= len(found.issues) <= 2
+    kept = ref(found)
+    del found
+    finalize()
+    gc.collect()
+    assert kept() is None
+    initialize(timeout=60)
 
 
 def begin_in_a_capture(context: ProcessContext) -> None:

@@ -45,6 +45,7 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
         "plain_collectives",
         "threads_of_collectives",
         "capture",
+        "nothing_kept",
         "collectives_elsewhere",
         "no_collectives",
         "late_collective",

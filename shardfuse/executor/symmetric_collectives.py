@@ -12,10 +12,9 @@ them take it for each collective of so many bytes, or none does.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import cast
 
 import torch
@@ -62,8 +61,6 @@ _ONE_STEP_BYTES = 8 << 20
 """Bytes beyond those of two steps that all-reduces may send in one (``docs/exchange_protocol.md``)."""
 _CALLS = 256
 """Collectives of plain tensors that are kept bound: a program repeats a few."""
-_TEAMS = 64
-"""Teams whose turns are kept."""
 _ELSEWHERE = "tensors are on another GPU than this rank's own"
 """What ranks compare, beside the kernel, where that is so."""
 _NO_KERNEL = 1 << 62
@@ -117,19 +114,13 @@ def result_by_kernel(kind: Kind, x: Tensor, team: Team, moves: Moves, shape: Seq
     found, device = arena(), x.device
     if isinstance(found, str) or device.type != found.device.type or moves.count == 0 or not _is_together(team):
         return None
-    with _turn(found, team.ranks), _on(device):
+    with turn_here().of(team.ranks), _on(device):
         issue = _kept_issue(found, team, device, x.dtype, kind, moves)
         if issue is None:
             return None
         given, taken = plain(x).contiguous(), torch.empty(tuple(shape), dtype=x.dtype, device=device)
         issue(queue_on(device)(), given, taken)
         return taken
-
-
-@lru_cache(maxsize=_TEAMS)
-def _turn(found: Arena, ranks: tuple[int, ...]) -> AbstractContextManager[None]:
-    """That of this rank's thread, kept for each world, which has an arena of its own."""
-    return turn_here().of(ranks)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
@@ -196,8 +187,20 @@ def _at_whole_words(issue: Issue, size: int) -> Issue:
     return issue_at_words
 
 
-_kept_issue = lru_cache(maxsize=_CALLS)(_issue)
-"""Of tensors that no program has.  Ranks may keep different ones: what they agreed on they do not compare again."""
+def _kept_issue(
+    found: Arena, team: Team, device: torch.device, dtype: torch.dtype, kind: Kind, moves: Moves
+) -> Issue | None:
+    """Of tensors that no program has: kept by the arena, as long as that.
+
+    Ranks may keep different ones: what they agreed on they do not compare again.
+    """
+    kept, key = cast("dict[Hashable, Issue | None]", found.issues), (team, device, dtype, kind, moves)
+    if key not in kept:
+        issue = _issue(found, team, device, dtype, kind, moves)
+        if len(kept) >= _CALLS:
+            del kept[next(iter(kept))]
+        kept[key] = issue
+    return kept[key]
 
 
 def exchange_of(ranks: Sequence[int], multiprocessors: int, *, is_claimed: bool) -> RankExchange:
