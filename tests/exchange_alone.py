@@ -12,6 +12,7 @@ import torch
 from exchange_cases import define, expected, inputs, piece, piece_of_output
 from exchange_collectives import (
     begin_in_a_capture,
+    begin_short_of_memory,
     call_collectives_from_threads,
     collectives_elsewhere,
     keep_nothing_of_a_world,
@@ -20,6 +21,7 @@ from exchange_collectives import (
     run_plain_collectives,
     run_programs_of_collectives,
     sizes_without_a_kernel,
+    skip_a_collective,
     wait_for_a_killed_rank,
     wait_in_vain,
 )
@@ -162,6 +164,8 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "collectives_of_views": run_on_views,
     "plain_collectives": run_plain_collectives,
     "threads_of_collectives": call_collectives_from_threads,
+    "short_collective": begin_short_of_memory,
+    "skipped_collective": skip_a_collective,
     "capture": begin_in_a_capture,
     "nothing_kept": keep_nothing_of_a_world,
     "collectives_elsewhere": collectives_elsewhere,

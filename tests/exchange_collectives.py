@@ -24,6 +24,7 @@ from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh, collectives, initialize
 from shardfuse.codegen.collective_kernels import Kind
 from shardfuse.codegen.collective_moves import Moves, all_reduced, exchanged, gathered, scattered
+from shardfuse.errors import PeerLostError
 from shardfuse.executor import bound_collectives, symmetric_collectives
 from shardfuse.executor.launch import queue_on
 from shardfuse.executor.nccl_channels import Issue
@@ -262,6 +263,39 @@ def keep_nothing_of_a_world(context: ProcessContext) -> None:
     gc.collect()
     assert kept() is None
     initialize(timeout=60)
+
+
+def begin_short_of_memory(context: ProcessContext) -> None:
+    """A rank that has no memory for the table fails on all, and all go on with the next call."""
+    make, x = symmetric_collectives.made_to_last, torch.ones(64, device=context.device)
+
+    def refuse(make: object, device: torch.device) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    if context.rank == 1:
+        symmetric_collectives.made_to_last = refuse
+    with pytest.raises(torch.OutOfMemoryError if context.rank == 1 else PeerLostError, match="no memory"):
+        collectives.all_reduce(x)
+    symmetric_collectives.made_to_last = make
+    for _ in range(4):
+        assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+        time.sleep(0.5)  # until calls are compared
+
+
+def skip_a_collective(context: ProcessContext) -> None:
+    """A rank runs out of memory in one, and goes on with the next, which the others would add to that one."""
+    resolved = symmetric_collectives.plain
+
+    def refuse(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    for turn in range(1 << 30):
+        symmetric_collectives.plain = refuse if (context.rank, turn) == (1, 2) else resolved
+        try:
+            collectives.all_reduce(torch.ones(64, device=context.device))
+        except torch.OutOfMemoryError:
+            assert context.rank == 1
+        time.sleep(0.05)
 
 
 def begin_in_a_capture(context: ProcessContext) -> None:

@@ -108,19 +108,29 @@ class SymmetricChannel:
 def result_by_kernel(kind: Kind, x: Tensor, team: Team, moves: Moves, shape: Sequence[int]) -> Tensor | None:
     """What the collective makes of ``x``, of ``shape``; ``None`` where no kernel does it, on all ranks of ``team``.
 
-    x: of any strides.  moves: of its elements.
-    Raises ThreadsError in another thread than the one that runs programs which communicate: launches have one order.
+    x: of any strides.  moves: of its elements.  Within ``turn_for``.
     """
     found, device = arena(), x.device
     if isinstance(found, str) or device.type != found.device.type or moves.count == 0 or not _is_together(team):
         return None
-    with turn_here().of(team.ranks), _on(device):
+    with _on(device):
         issue = _kept_issue(found, team, device, x.dtype, kind, moves)
         if issue is None:
             return None
         given, taken = plain(x).contiguous(), torch.empty(tuple(shape), dtype=x.dtype, device=device)
         issue(queue_on(device)(), given, taken)
         return taken
+
+
+def turn_for(x: Tensor, team: Team) -> AbstractContextManager[None]:
+    """Around a collective of ``x`` that may be a kernel: launches have one order, which is that of one thread.
+
+    Raises ThreadsError in another one than that which runs programs of several ranks.
+    """
+    found = arena()
+    if isinstance(found, str) or x.device.type != found.device.type or not _is_together(team):
+        return nullcontext()
+    return turn_here().of(team.ranks)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
