@@ -51,6 +51,7 @@ ADVICE = {
     "BackendsDisagreeError": "Look at `CUDA_VISIBLE_DEVICES` on each host, or pass `backend='gloo'` everywhere.",
     "CollectiveArgumentError": "Pass the same shapes and options on every rank of the mesh.",
     "CollectivesDifferError": "Look at the lines that it names: the ranks call these collectives in different orders, or one of them more often.",
+    "CapturedCollectiveError": "Run the step once before it is captured, as CUDA graphs ask for anyway.",
     "DefinitionError": "Correct the argument; the line of the definition is below the message.",
     "EmptyFusionError": "Name at least one result by `fd.add_output(...)`.",
     "EnvironmentVariableError": "Correct the variable or unset it. `python -m shardfuse doctor` lists all that are read.",

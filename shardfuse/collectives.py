@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any, cast
 
@@ -28,10 +29,11 @@ from .errors import CollectiveArgumentError
 from .executor import collective_calls
 from .executor.collective_arguments import check_dim, check_op, check_split, with_extent
 from .executor.rank_reduction import Reduction
-from .executor.symmetric_collectives import result_by_kernel
-from .mesh.calls import Call
+from .executor.symmetric_collectives import result_by_kernel, turn_for
+from .mesh.calls import FAILED_RUN, Call
 from .mesh.groups import Team, default_group
 from .mesh.process import ledger_of
+from .rank_errors import ExchangeTimeoutError
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
@@ -95,9 +97,9 @@ def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None, op: Reduction)
     _check_tensor("all_reduce", x)
     check_op("all_reduce", op, x.dtype)
     team = _team("all_reduce", group)
-    _note(team, "all_reduce", x, op=op)
-    found = result_by_kernel("all_reduce", x, team, all_reduced(x.numel()), x.shape) if op == "sum" else None
-    return collective_calls.all_reduce(x.detach(), op, team) if found is None else found
+    with turn_for(x, team), _noted(team, "all_reduce", x, op=op):
+        found = result_by_kernel("all_reduce", x, team, all_reduced(x.numel()), x.shape) if op == "sum" else None
+        return collective_calls.all_reduce(x.detach(), op, team) if found is None else found
 
 
 def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, op: Reduction) -> torch.Tensor:
@@ -106,24 +108,24 @@ def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, 
     check_op("reduce_scatter", op, x.dtype)
     team = _team("reduce_scatter", group)
     sizes = collective_calls.chunk_sizes(x.shape[dim], team.size)
-    _note(team, "reduce_scatter", x, dim, op=op)
-    if op == "sum" and x.shape[dim] % team.size == 0:
-        shape = with_extent(x.shape, dim, sizes[0])
-        moves = scattered(prod(shape[:dim]), prod(shape[dim:]), team.size)
-        found = result_by_kernel("reduce_scatter", x, team, moves, shape)
-        if found is not None:
-            return found
-    return collective_calls.reduce_scatter(x.detach(), dim, op, team, sizes)
+    with turn_for(x, team), _noted(team, "reduce_scatter", x, dim, op=op):
+        if op == "sum" and x.shape[dim] % team.size == 0:
+            shape = with_extent(x.shape, dim, sizes[0])
+            moves = scattered(prod(shape[:dim]), prod(shape[dim:]), team.size)
+            found = result_by_kernel("reduce_scatter", x, team, moves, shape)
+            if found is not None:
+                return found
+        return collective_calls.reduce_scatter(x.detach(), dim, op, team, sizes)
 
 
 def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
     _check_tensor("all_gather", x)
     dim = _checked_dim("all_gather", "dim", dim, x)
     team = _team("all_gather", group)
-    _note(team, "all_gather", x, dim)
-    moves = gathered(prod(x.shape[:dim]), prod(x.shape[dim:]), team.size)
-    found = result_by_kernel("all_gather", x, team, moves, with_extent(x.shape, dim, x.shape[dim] * team.size))
-    return collective_calls.all_gather(x.detach(), dim, team) if found is None else found
+    with turn_for(x, team), _noted(team, "all_gather", x, dim):
+        moves = gathered(prod(x.shape[:dim]), prod(x.shape[dim:]), team.size)
+        found = result_by_kernel("all_gather", x, team, moves, with_extent(x.shape, dim, x.shape[dim] * team.size))
+        return collective_calls.all_gather(x.detach(), dim, team) if found is None else found
 
 
 def _all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -133,17 +135,17 @@ def _all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: dist.Pr
     )
     team = _team("all_to_all", group)
     (size, *_) = check_split("all_to_all", "the extents along split_dim", None, team, x.shape[split])
-    _note(team, "all_to_all", x, split, concat)
-    piece = with_extent(x.shape, split, size)
-    shape = with_extent(piece, concat, piece[concat] * team.size)
-    found = result_by_kernel("all_to_all", x, team, exchanged(piece, split, concat, team.size), shape)
-    if found is not None:
-        return found
-    if split != concat:
-        return collective_calls.all_to_all(x.detach(), split, concat, team)
-    flat = torch.cat([part.reshape(-1) for part in x.detach().chunk(team.size, split)]) if size else x.detach()
-    received = collective_calls.exchange(flat.reshape(-1), [prod(piece)] * team.size, [piece] * team.size, team)
-    return torch.cat(received, concat)
+    with turn_for(x, team), _noted(team, "all_to_all", x, split, concat):
+        piece = with_extent(x.shape, split, size)
+        shape = with_extent(piece, concat, piece[concat] * team.size)
+        found = result_by_kernel("all_to_all", x, team, exchanged(piece, split, concat, team.size), shape)
+        if found is not None:
+            return found
+        if split != concat:
+            return collective_calls.all_to_all(x.detach(), split, concat, team)
+        flat = torch.cat([part.reshape(-1) for part in x.detach().chunk(team.size, split)]) if size else x.detach()
+        received = collective_calls.exchange(flat.reshape(-1), [prod(piece)] * team.size, [piece] * team.size, team)
+        return torch.cat(received, concat)
 
 
 def _out_of_graphs(call: _Call) -> _Call:
@@ -198,11 +200,25 @@ def _ranks_of(kind: str, group: dist.ProcessGroup, expected: str) -> list[int]:
         raise CollectiveArgumentError(kind, "group", "a group that was destroyed", expected) from None
 
 
-def _note(team: Team, kind: str, x: torch.Tensor, *dims: int, op: Reduction | None = None) -> None:
-    """The ranks' call of this kind now, for the comparison with other ranks."""
+@contextmanager
+def _noted(team: Team, kind: str, x: torch.Tensor, *dims: int, op: Reduction | None = None) -> Generator[None]:
+    """The ranks' call of this kind is the body, for the comparison with other ranks.
+
+    A rank whose body fails, as by too little memory, and that goes on, notes that too: the others have what it has not
+    sent in this call paired with its next one.  Where ranks agree on a kernel, all of them fail and note it alike.
+    """
     ledger = ledger_of(sorted(team.ranks))
-    if ledger is not None:
-        ledger.note(_call_of(kind, op, dims, tuple(x.shape), x.dtype))
+    if ledger is None:
+        yield
+        return
+    ledger.note(_call_of(kind, op, dims, tuple(x.shape), x.dtype))
+    try:
+        yield
+    except ExchangeTimeoutError:
+        raise
+    except Exception:
+        ledger.note(FAILED_RUN)
+        raise
 
 
 @functools.lru_cache(maxsize=_TEXTS)

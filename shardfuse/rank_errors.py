@@ -29,6 +29,16 @@ class ExchangeTimeoutError(ShardfuseError):
         self.rank = peer
 
 
+class CapturedCollectiveError(ShardfuseError):
+    """The first collective of some ranks that is a kernel came in the capture of a CUDA graph."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__(
+            f"the first collective by a kernel among ranks {list(ranks)} is in the capture of a CUDA graph, in which "
+            "its memory cannot be prepared: run it once before the capture"
+        )
+
+
 class WaitingCircleError(ShardfuseError):
     """Ranks wait for one another in programs of different meshes.
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from exchange_cases import define, expected, inputs, piece, piece_of_output
 from exchange_collectives import (
+    begin_in_a_capture,
+    begin_short_of_memory,
+    call_collectives_from_threads,
+    collectives_elsewhere,
+    keep_nothing_of_a_world,
     run_collectives,
+    run_on_views,
+    run_plain_collectives,
     run_programs_of_collectives,
     sizes_without_a_kernel,
+    skip_a_collective,
     wait_for_a_killed_rank,
     wait_in_vain,
 )
@@ -152,8 +161,17 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "threads": call_from_threads,
     "programs": run_programs,
     "collectives": run_collectives,
+    "collectives_of_views": run_on_views,
+    "plain_collectives": run_plain_collectives,
+    "threads_of_collectives": call_collectives_from_threads,
+    "short_collective": begin_short_of_memory,
+    "skipped_collective": skip_a_collective,
+    "capture": begin_in_a_capture,
+    "nothing_kept": keep_nothing_of_a_world,
+    "collectives_elsewhere": collectives_elsewhere,
     "programs_of_collectives": run_programs_of_collectives,
     "no_collectives": sizes_without_a_kernel,
     "late_collective": wait_in_vain,
+    "late_gather": partial(wait_in_vain, kind="all_gather"),
     "killed_collective": wait_for_a_killed_rank,
 }

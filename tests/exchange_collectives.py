@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from weakref import ref
 
 import pytest
 import torch
@@ -18,18 +21,19 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from benchmarks.roundings import assert_near
-from shardfuse import DeviceMesh
+from shardfuse import DeviceMesh, collectives, initialize
 from shardfuse.codegen.collective_kernels import Kind
 from shardfuse.codegen.collective_moves import Moves, all_reduced, exchanged, gathered, scattered
+from shardfuse.errors import PeerLostError
 from shardfuse.executor import bound_collectives, symmetric_collectives
 from shardfuse.executor.launch import queue_on
 from shardfuse.executor.nccl_channels import Issue
 from shardfuse.executor.symmetric_collectives import symmetric_channel
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.groups import Team
-from shardfuse.mesh.process import ProcessContext
+from shardfuse.mesh.process import ProcessContext, finalize
 from shardfuse.nn import AddRMSNorm
-from shardfuse.rank_errors import ExchangeTimeoutError
+from shardfuse.rank_errors import CapturedCollectiveError, ExchangeTimeoutError, ThreadsError
 
 ROUNDS = 2
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
@@ -141,6 +145,28 @@ def run_collectives(context: ProcessContext) -> None:
     assert isinstance(symmetric.arena(), symmetric.Arena)
 
 
+def run_on_views(context: ProcessContext) -> None:
+    """Tensors that begin anywhere: those of one rank within a word of 4 bytes, in front of or behind one of 16."""
+    team, n, queue = Team.of(range(context.world_size)), context.world_size, queue_on(context.device)
+    kinds = (("all_gather", 0, 0), ("all_to_all", 1, 0), ("reduce_scatter", 1, 0), ("all_reduce", 0, 0))
+    for (kind, at, to), dtype in product(kinds, (torch.uint8, torch.bfloat16, torch.float32)):
+        if kind in ("reduce_scatter", "all_reduce") and dtype not in SUMMED:
+            continue
+        case = _Case(kind, dtype, (3, 64), at, to, n)
+        issue = issue_of(case, team, context)
+        for here, there in ((1, 0), (0, 3), (5, 5)):
+            given = [case.given(rank, here, context.device) for rank in range(n)]
+            mine, wanted = given[context.rank], case.wanted(context.rank, given)
+            room = torch.zeros(mine.numel() + here, dtype=dtype, device=context.device)
+            landing = torch.zeros(wanted.numel() + there, dtype=dtype, device=context.device)
+            first = (context.rank + 1) % n * here  # one rank's begin where they should
+            view, taken = room[first : first + mine.numel()], landing[there:]
+            view.copy_(mine.view(-1))
+            issue(queue(), view, taken)
+            case.check(taken, context.rank, given)
+            assert not landing[:there].any(), "what is in front of it"
+
+
 def issue_of(case: _Case, team: Team, context: ProcessContext) -> Issue:
     channel = symmetric_channel(team, context.device, case.dtype, Refused())
     issue = channel.by_kernel(case.kind, case.moves)
@@ -179,21 +205,148 @@ def run_programs_of_collectives(context: ProcessContext) -> None:
     assert sum(found.order.launches().values()) == changes + 4, "a reduce-scatter and an all-gather in each call"
 
 
-def wait_in_vain(context: ProcessContext) -> None:
-    """A rank that does not come within the limit is named by the next call, and sums without it are no numbers."""
+def run_plain_collectives(context: ProcessContext) -> None:
+    """``shardfuse.collectives`` of tensors with gaps that require gradients, by kernels and without."""
+    found, n, rank = symmetric.arena(), context.world_size, context.rank
+    assert isinstance(found, symmetric.Arena), found
+    for wide, launches in ((16, 9), (5, 0)):  # of 32 bytes, and of 10
+        shape, before = (2 * n, 3 * n, wide), sum(found.order.launches().values())
+        drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(r)).bfloat16() for r in range(n)]
+        given = [x.to(context.device) for x in drawn]
+        mine = given[rank].transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+        total = torch.stack(given).double().sum(0).bfloat16()
+        results = [(collectives.all_reduce(mine), total)]
+        for dim in (0, 1):
+            results.append((collectives.all_gather(mine, dim), torch.cat(given, dim)))
+            results.append((collectives.reduce_scatter(mine, dim), total.chunk(n, dim)[rank]))
+            for split in (0, 1):
+                pieces = [x.chunk(n, split)[rank] for x in given]
+                results.append((collectives.all_to_all(mine, split, dim), torch.cat(pieces, dim)))
+        for result, wanted in results:
+            assert torch.equal(result, wanted)
+            assert result.is_contiguous()
+            assert not result.requires_grad
+        # pieces of a whole tensor are whole words in any case
+        assert sum(found.order.launches().values()) - before >= launches
+
+
+def call_collectives_from_threads(context: ProcessContext) -> None:
+    """Launches have one order on all ranks: a second thread is refused, and the first goes on."""
+    x, refused = torch.ones(64, device=context.device), list[BaseException]()
+
+    def run() -> None:
+        try:
+            collectives.all_reduce(x)
+        except ThreadsError as error:
+            refused.append(error)
+
+    for _ in range(2):
+        assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+        thread = threading.Thread(target=run, name=f"second of rank {context.rank}")
+        thread.start()
+        thread.join()
+    assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+    assert len(refused) == 2
+
+
+def keep_nothing_of_a_world(context: ProcessContext) -> None:
+    """What is kept bound ends with the world, and what a few calls have not had for long goes first."""
+    found = symmetric.arena()
+    assert isinstance(found, symmetric.Arena), found
+    symmetric_collectives._CALLS = 2
+    for count in (16, 32, 48, 16):
+        x = torch.ones(count, device=context.device)
+        assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+        assert 1 <= len(found.issues) <= 2
+    kept = ref(found)
+    del found
+    finalize()
+    gc.collect()
+    assert kept() is None
+    initialize(timeout=60)
+
+
+def begin_short_of_memory(context: ProcessContext) -> None:
+    """A rank that has no memory for the table fails on all, and all go on with the next call."""
+    make, x = symmetric_collectives.made_to_last, torch.ones(64, device=context.device)
+
+    def refuse(make: object, device: torch.device) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    if context.rank == 1:
+        symmetric_collectives.made_to_last = refuse
+    with pytest.raises(torch.OutOfMemoryError if context.rank == 1 else PeerLostError, match="no memory"):
+        collectives.all_reduce(x)
+    symmetric_collectives.made_to_last = make
+    for _ in range(4):
+        assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+        time.sleep(0.5)  # until calls are compared
+
+
+def skip_a_collective(context: ProcessContext) -> None:
+    """A rank runs out of memory in one, and goes on with the next, which the others would add to that one."""
+    resolved = symmetric_collectives.plain
+
+    def refuse(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    for turn in range(1 << 30):
+        symmetric_collectives.plain = refuse if (context.rank, turn) == (1, 2) else resolved
+        try:
+            collectives.all_reduce(torch.ones(64, device=context.device))
+        except torch.OutOfMemoryError:
+            assert context.rank == 1
+        time.sleep(0.05)
+
+
+def begin_in_a_capture(context: ProcessContext) -> None:
+    """All ranks refuse the first collective there, with nothing agreed on: the next call is as the first."""
+    x = torch.ones(64, device=context.device)
+    if context.device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(CapturedCollectiveError), torch.cuda.graph(graph):
+            collectives.all_reduce(x)
+    else:
+        check = symmetric_collectives._check_is_not_captured
+
+        def refuse(device: torch.device, team: Team) -> None:
+            raise CapturedCollectiveError(team.ranks)
+
+        symmetric_collectives._check_is_not_captured = refuse
+        with pytest.raises(CapturedCollectiveError, match="run it once before the capture"):
+            collectives.all_reduce(x)
+        symmetric_collectives._check_is_not_captured = check
+    for _ in range(2):
+        assert torch.equal(collectives.all_reduce(x), x * context.world_size)
+
+
+def collectives_elsewhere(context: ProcessContext) -> None:
+    """On another GPU than the one that shares memory there is no kernel, whatever was agreed on for that."""
+    team, case = Team.of(range(context.world_size)), _Case("all_gather", torch.float32, (64,), 0, 0, context.world_size)
+    reach = symmetric_collectives.is_in_reach
+    for is_here in (True, False, True, False):
+        symmetric_collectives.is_in_reach = lambda device, is_here=is_here: is_here
+        channel = symmetric_channel(team, context.device, case.dtype, Refused())
+        assert (channel.by_kernel(case.kind, case.moves) is not None) == is_here
+    symmetric_collectives.is_in_reach = reach
+
+
+def wait_in_vain(context: ProcessContext, kind: Kind = "all_reduce") -> None:
+    """A rank that does not come within the limit is named by the next call, and what it has not sent is no number."""
     found = symmetric.arena()
     assert isinstance(found, symmetric.Arena), found
     found.timeout = 2.0 if context.rank == 0 else 60.0
     team = Team.of(range(context.world_size))
-    case = _Case("all_reduce", torch.float32, (64,), 0, 0, team.size)
+    case = _Case(kind, torch.float32, (64,), 0, 0, team.size)
     issue, queue = issue_of(case, team, context), queue_on(context.device)
     given = [case.given(rank, 0, context.device) for rank in range(team.size)]
-    taken = torch.zeros_like(given[0])
+    taken = torch.zeros_like(case.wanted(context.rank, given), dtype=case.dtype)
     issue(queue(), given[context.rank], taken)
     case.check(taken, context.rank, given)
     if context.rank == 0:
         issue(queue(), given[0], taken)
-        assert taken.isnan().all()
+        without = taken if kind == "all_reduce" else taken.chunk(team.size)[1]
+        assert without.isnan().all()
         with pytest.raises(ExchangeTimeoutError, match="rank 1 did not send its part"):
             issue(queue(), given[0], taken)
     else:

@@ -41,8 +41,16 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
         "threads",
         "programs",
         "collectives",
+        "collectives_of_views",
+        "plain_collectives",
+        "threads_of_collectives",
+        "capture",
+        "nothing_kept",
+        "short_collective",
+        "collectives_elsewhere",
         "no_collectives",
         "late_collective",
+        "late_gather",
         "programs_of_collectives",
     ],
 )
@@ -53,9 +61,10 @@ def test_all_ranks_go_on(case: str, server: Server, tmp_path: Path) -> None:
     assert codes == [0] * ranks, "\n".join(texts)
 
 
-def test_a_rank_that_fails_alone_and_goes_on_is_named(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["skip", "skipped_collective"])
+def test_a_rank_that_fails_alone_and_goes_on_is_named(case: str, server: Server, tmp_path: Path) -> None:
     """Its next launch has the number of the one that it has not made: results would be those of two batches."""
-    codes, texts = forked(server, "skip", tmp_path)
+    codes, texts = forked(server, case, tmp_path)
     assert codes == [1, 1], "\n".join(texts)
     for text in texts:
         assert re.search("ranks .0, 1. the ranks do not run the same program", text), text

@@ -239,8 +239,9 @@ def _arrived(made: Collective, j: int) -> str:
 
 
 def _placed(made: Collective) -> list[Statement]:
+    """What has arrived, where it belongs; where some rank has not come, all ones, which are NaN in floating types."""
     ranks = made.exchange.ranks
-    lines: list[Statement] = [f"arrived_{j} = {_arrived(made, j)}" for j in range(1, ranks)]
+    lines: list[Statement] = [f"arrived_{j} = tl.where(late == 0, {_arrived(made, j)}, -1)" for j in range(1, ranks)]
     places = [_taken(made, f"(rank + {j}) % {ranks}") for j in range(1, ranks)]
     return lines + [f"tl.store({place}, arrived_{j}, mask=mask)" for j, place in enumerate(places, 1)]
 

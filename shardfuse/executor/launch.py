@@ -38,11 +38,6 @@ def queue_on(device: torch.device) -> Callable[[], int]:
     return partial(cast(Callable[[int], int], torch._C._cuda_getCurrentRawStream), index_of(device))
 
 
-def current_queue(device: torch.device) -> int:
-    """The handle of the current stream of a GPU."""
-    return cast(Callable[[int], int], torch._C._cuda_getCurrentRawStream)(index_of(device))
-
-
 def index_of(device: torch.device) -> int:
     index = cast(int | None, device.index)
     return torch.cuda.current_device() if index is None else index

@@ -12,9 +12,9 @@ them take it for each collective of so many bytes, or none does.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import cast
 
 import torch
@@ -39,28 +39,33 @@ from ..ir.dtype import DataType
 from ..mesh import DeviceMesh, ParallelType
 from ..mesh.groups import Team
 from ..mesh.symmetric import Arena, arena
+from ..rank_errors import CapturedCollectiveError
 from ..schedulers.plan import RankExchange
 from ..schedulers.rank_exchange import MOST_RANKS
 from .agreement import agreed
 from .comparison import digest
 from .kept_tensors import made_to_last
-from .kernel import Kernel
-from .launch import current_queue
+from .kernel import Kernel, Launch
+from .launch import index_of, queue_on
 from .nccl_channels import Channel, Issue, Pieces
 from .packing import plain
 from .rank_reduction import Reduction
 from .symmetric_slots import Region, hand_out_from, handed_out, is_in_reach, made_region, why_not_together
+from .turns import turn_here
 
 MOST_BYTES = 1 << 28
-"""Of what a rank is given, or gives, beyond which NCCL's rings are as fast."""
+"""Of what a rank gives one other, beyond which NCCL's rings are as fast."""
 _SHARE = 2
 """Of the arena, collectives take no more than one part of so many: fused kernels are to find room as well."""
 _ONE_STEP_BYTES = 8 << 20
 """Bytes beyond those of two steps that all-reduces may send in one (``docs/exchange_protocol.md``)."""
 _BITS = {1: DataType.Int8, 2: DataType.Int16, 4: DataType.Int32, 8: DataType.Int, 16: DataType.Int}
 """By bytes of an element: integers that are moved in place of it, wherever it begins.  A complex number is two."""
+_SUMMED = {t.torch: t for t in SUMMED}
 _CALLS = 256
 """Collectives of plain tensors that are kept bound: a program repeats a few."""
+_ELSEWHERE = "tensors are on another GPU than this rank's own"
+"""What ranks compare, beside the kernel, where that is so."""
 _NO_KERNEL = 1 << 62
 """What a rank tells that cannot have a kernel, in place of how much memory it has handed out."""
 
@@ -106,17 +111,36 @@ class SymmetricChannel:
 def result_by_kernel(kind: Kind, x: Tensor, team: Team, moves: Moves, shape: Sequence[int]) -> Tensor | None:
     """What the collective makes of ``x``, of ``shape``; ``None`` where no kernel does it, on all ranks of ``team``.
 
-    x: of any strides.  moves: of its elements.
+    x: of any strides.  moves: of its elements.  Within ``turn_for``.
+    """
+    found, device = arena(), x.device
+    if isinstance(found, str) or device.type != found.device.type or moves.count == 0 or not _is_together(team):
+        return None
+    with _on(device):
+        issue = _kept_issue(found, team, device, x.dtype, kind, moves)
+        if issue is None:
+            return None
+        given, taken = plain(x).contiguous(), torch.empty(tuple(shape), dtype=x.dtype, device=device)
+        issue(queue_on(device)(), given, taken)
+        return taken
+
+
+def turn_for(x: Tensor, team: Team) -> AbstractContextManager[None]:
+    """Around a collective of ``x`` that may be a kernel: launches have one order, which is that of one thread.
+
+    Raises ThreadsError in another one than that which runs programs of several ranks.
     """
     found = arena()
-    if x.device.type != "cuda" or isinstance(found, str) or moves.count == 0 or not _is_together(team):
-        return None
-    issue = _kept_issue(found, team, x.device, x.dtype, kind, moves)
-    if issue is None:
-        return None
-    given, taken = plain(x).contiguous(), torch.empty(tuple(shape), dtype=x.dtype, device=x.device)
-    issue(current_queue(x.device), given, taken)
-    return taken
+    if isinstance(found, str) or x.device.type != found.device.type or not _is_together(team):
+        return nullcontext()
+    return turn_here().of(team.ranks)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """With ``device`` the current one, whose default stream and context a launch has."""
+    if device.type != "cuda" or torch.cuda.current_device() == index_of(device):
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _is_together(team: Team) -> bool:
@@ -127,9 +151,9 @@ def _issue(
     found: Arena, team: Team, device: torch.device, dtype: torch.dtype, kind: Kind, moves: Moves
 ) -> Issue | None:
     units, is_summed = moves.in_units(dtype.itemsize), kind in ("reduce_scatter", "all_reduce")
-    carried = DataType.from_torch(dtype) if is_summed else _BITS[dtype.itemsize]
-    if units is None or units.count * UNIT > MOST_BYTES or (is_summed and carried not in SUMMED):
+    if units is None or units.count * UNIT > MOST_BYTES or (is_summed and dtype not in _SUMMED):
         return None
+    carried = _SUMMED[dtype] if is_summed else _BITS[dtype.itemsize]
     size, ranks = units.count * UNIT, team.size
     # does sending all to all move much more than a reduce-scatter and a gather would?
     if kind == "all_reduce" and (ranks - 1) * (ranks - 2) * size > ranks * _ONE_STEP_BYTES:
@@ -146,11 +170,14 @@ def _issue(
     if region is None:
         return None
     launch, moved = region.launcher(kernel, exchange), carried.torch
-    if not is_interpreted:  # which reads tensors of any dtype at their addresses
-        return launch
+    return _of_views(launch, moved) if is_interpreted else launch  # which reads any dtype at a tensor's address
+
+
+def _of_views(launch: Launch, dtype: torch.dtype) -> Issue:
+    """``launch`` as the interpreter takes its tensors: flat, of the kernel's ``dtype``."""
 
     def issue(queue: int, given: Tensor, taken: Tensor) -> None:
-        launch(None, given.view(-1).view(moved), taken.view(-1).view(moved))
+        launch(None, given.view(-1).view(dtype), taken.view(-1).view(dtype))
 
     return issue
 
@@ -174,8 +201,20 @@ def _in_two_steps(found: Arena, team: Team, device: torch.device, dtype: torch.d
     return issue
 
 
-_kept_issue = lru_cache(maxsize=_CALLS)(_issue)
-"""Of tensors that no program has.  Ranks may keep different ones: what they agreed on they do not compare again."""
+def _kept_issue(
+    found: Arena, team: Team, device: torch.device, dtype: torch.dtype, kind: Kind, moves: Moves
+) -> Issue | None:
+    """Of tensors that no program has: kept by the arena, as long as that.
+
+    Ranks may keep different ones: what they agreed on they do not compare again.
+    """
+    kept, key = cast("dict[Hashable, Issue | None]", found.issues), (team, device, dtype, kind, moves)
+    if key not in kept:
+        issue = _issue(found, team, device, dtype, kind, moves)
+        if len(kept) >= _CALLS:
+            del kept[next(iter(kept))]
+        kept[key] = issue
+    return kept[key]
 
 
 def exchange_of(ranks: Sequence[int], multiprocessors: int, *, is_claimed: bool) -> RankExchange:
@@ -190,14 +229,18 @@ def _agreed(found: Arena, team: Team, device: torch.device, kernel: Kernel, exch
     """The slots of the team's kernels, once its ranks have compiled ``kernel``; ``None`` where not all of them could.
 
     They compare its text, once for each, and are told where slots begin: behind what any of them handed out.  What a
-    rank may lack memory for, the table, is made before, so that all of them raise where one has none.
+    rank may lack memory for, the table, is made before, so that all of them raise where one has none, and where one
+    cannot write it, in a capture.  On another GPU than the one that shares memory there is no kernel.
     """
-    line = ("collectives", team.ranks)
-    known, key = cast("Region | None", found.regions.get(line)), digest(f"{team.ranks}\n{kernel.source.text}")
+    line, place = ("collectives", team.ranks), "" if is_in_reach(device) else f"{_ELSEWHERE}\n"
+    known, text = cast("Region | None", found.regions.get(line)), f"{place}{kernel.source.text}"
+    key = digest(f"{team.ranks}\n{text}")
     if key not in found.decided:
         table: Tensor | None = None
-        with agreed(team.ranks, f"collective among ranks {list(team.ranks)}\n{kernel.source.text}") as told:
+        with agreed(team.ranks, f"collective among ranks {list(team.ranks)}\n{text}") as told:
             told.append(f"sends: {kernel.source.name}")
+            if known is None:
+                _check_is_not_captured(device, team)
             told.number = handed_out() if _is_possible(found, device, kernel) else _NO_KERNEL
             if known is None and told.number != _NO_KERNEL:
                 size = table_words(exchange)
@@ -214,6 +257,12 @@ def _agreed(found: Arena, team: Team, device: torch.device, kernel: Kernel, exch
     assert known is not None, "its ranks have agreed that there is room"
     kernel.compile(device)
     return known
+
+
+def _check_is_not_captured(device: torch.device, team: Team) -> None:
+    """A region's table is written by a copy that the host waits for, which no capture of a CUDA graph allows."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise CapturedCollectiveError(team.ranks)
 
 
 def _is_possible(found: Arena, device: torch.device, kernel: Kernel) -> bool:

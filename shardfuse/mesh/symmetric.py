@@ -59,6 +59,8 @@ class Arena:
     used: int = 0
     regions: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     """What programs have of it (``executor/symmetric_slots.py``)."""
+    issues: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
+    """Collectives of plain tensors that are kept bound (``executor/symmetric_collectives.py``)."""
     decided: dict[str, str | None] = field(default_factory=dict[str, str | None])
     """By digests of programs' texts, as their ranks agreed: why no kernel exchanges, ``None`` where one does."""
     order: LaunchOrder = field(init=False)

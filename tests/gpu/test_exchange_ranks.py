@@ -28,9 +28,10 @@ def test_late_ranks_and_changing_sizes_are_no_fault(ranks: int, tmp_path: Path) 
     assert all("done" in text for text in texts)
 
 
-def test_collectives_by_kernels(tmp_path: Path) -> None:
-    """Of every kind, along every dim, up to 32 MB: ``exchange_collectives.py``."""
-    codes, texts, _ = outcome("collectives", tmp_path)
+@pytest.mark.parametrize("case", ["collectives", "collectives_of_views", "plain_collectives", "capture"])
+def test_collectives_by_kernels(case: str, tmp_path: Path) -> None:
+    """Of every kind, along every dim, up to 32 MB, and of tensors that begin anywhere: ``exchange_collectives.py``."""
+    codes, texts, _ = outcome(case, tmp_path)
     assert codes == [0, 0], "\n".join(texts)
 
 
