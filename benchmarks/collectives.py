@@ -36,6 +36,8 @@ Run = Callable[[], Tensor]
 def run_collectives(given: Sequence[Case], device: torch.device, rounds: int = ROUNDS) -> Iterator[list[Row]]:
     """The same rows on every rank.  ``given``: instead of the grid."""
     for case in given or map(Case.parse, CASES):
+        if case.shape[0] % dist.get_world_size():
+            continue  # not in equal pieces
         for kind in KINDS:
             yield _rows(kind, case, device, rounds)
 

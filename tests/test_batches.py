@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from shardfuse.executor.batches import batch_launches
+from shardfuse.executor.kernel import Kernel
 from shardfuse.executor.steps import (
     BEGIN,
     QUEUE_NOW,
@@ -33,6 +34,11 @@ class Batches:
         return launches
 
 
+def launch(name: str, function: Callable[..., object], arguments: tuple[str, ...]) -> LaunchKernel:
+    """Of a kernel whose ranks exchange nothing."""
+    return LaunchKernel(name, function, arguments, kernel=cast(Kernel, "a kernel"))
+
+
 def with_mailbox(*_: object) -> None:
     """A launch that does more than launch."""
 
@@ -41,9 +47,9 @@ STEPS: list[Step] = [
     Guard(0, ("T0",)),
     BEGIN,
     Allocate("T1", (8,), (1,), torch.uint8),
-    LaunchKernel("kernel_0_0", len, ("T0", "T1")),
+    launch("kernel_0_0", len, ("T0", "T1")),
     Allocate("T2", (8,), (1,), torch.uint8, own="T0"),
-    LaunchKernel("kernel_1_0", min, ("T1", "T2", "S0", "3")),
+    launch("kernel_1_0", min, ("T1", "T2", "S0", "3")),
 ]
 BATCH = "batch_of_kernel_0_0(stream, T0, T1, T1, T2, S0, 3)"
 
@@ -81,13 +87,14 @@ def test_launches_between_allocations_are_one() -> None:
         Communicate("collective_2", len, ("T2", "T3")),
         QUEUE_NOW,
         Call((), "wait", None, ("done_0", "T2")),
-        LaunchKernel("kernel_3_0", with_mailbox, ("T2",)),
+        LaunchKernel("kernel_3_0", with_mailbox, ("T2",), kernel=cast(Kernel, "a kernel")),
+        LaunchKernel("kernel_3_0", sum, ("T2",)),  # by a function of C's, of a kernel whose ranks exchange
         Call(("S1",), "host_0", len, ("S0",)),
     ],
     ids=str,
 )
 def test_whatever_else_runs_stands_between(other: Step) -> None:
-    after = [other, Address("T4", "base", 512), LaunchKernel("kernel_2_0", max, ("T2", "T4"))]
+    after = [other, Address("T4", "base", 512), launch("kernel_2_0", max, ("T2", "T4"))]
     found = batched([*STEPS, *after])
     assert texts(found[4:]) == [BATCH, *texts(after)]
     assert list(batches_in(found)) == ["batch_of_kernel_0_0"]
@@ -102,8 +109,8 @@ CHUNKED: list[Step] = [
     BEGIN,
     Allocate("T5", (4, 6), (6, 1), torch.float32),
     Cut(("T6", "T7"), "T5", len, (0, 12)),
-    LaunchKernel("kernel_0_0", len, ("T0", "T6")),
-    LaunchKernel("kernel_1_0", min, ("T0", "T7")),
+    launch("kernel_0_0", len, ("T0", "T6")),
+    launch("kernel_1_0", min, ("T0", "T7")),
 ]
 
 

@@ -29,8 +29,11 @@ def batch_launches(steps: Sequence[Step], made: Mapping[str, torch.Tensor], driv
 
 
 def _is_bare(step: Step) -> bool:
-    """Is it the launch of a kernel and no more?  One that is a Python function does more than that."""
-    return isinstance(step, LaunchKernel) and isinstance(step.function, BuiltinFunctionType)
+    """Is it the launch of a kernel and no more?
+
+    One that is a Python function does more than that, and so does one of a kernel whose ranks exchange.
+    """
+    return isinstance(step, LaunchKernel) and not step.is_sending and isinstance(step.function, BuiltinFunctionType)
 
 
 def _batched(run: Sequence[Step], made: Mapping[str, torch.Tensor], driver: Driver) -> Sequence[Step]:
