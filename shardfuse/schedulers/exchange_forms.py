@@ -24,9 +24,9 @@ class Form(Enum):
 
 
 HAVE_RUN: Mapping[Form, str] = {
-    Form.STATISTICS: "2 x H200, and 4 ranks that took turns on 2 of them; 2026-11-23",
-    Form.WORDS: "2 x H200, and 4 ranks that took turns on 2 of them; 2026-11-23",
-    Form.ROWS: "2 x H200, and 4 ranks that took turns on 2 of them; 2026-11-23",
+    Form.STATISTICS: "2 x H200, 2026-11-23; 4 x H200, 2026-11-28",
+    Form.WORDS: "2 x H200, 2026-11-23; 4 x H200, 2026-11-28",
+    Form.ROWS: "2 x H200, 2026-11-23; 4 x H200, 2026-11-28",
 }
 """On which GPUs, and when."""
 
