@@ -49,7 +49,7 @@ ADVICE = {
     "AxisError": "Count the axes as they are now: a split adds one, a merge removes one. `print(tensor)` shows them.",
     "BackendUnavailableError": "Leave `backend` out, or start no more ranks on a host than it has GPUs.",
     "BackendsDisagreeError": "Look at `CUDA_VISIBLE_DEVICES` on each host, or pass `backend='gloo'` everywhere.",
-    "CollectiveArgumentError": "Pass the same shapes and options on every rank of the mesh.",
+    "CollectiveArgumentError": "Do what the message says. Every rank of the mesh passes the same shapes and options.",
     "CollectivesDifferError": "Look at the lines that it names: the ranks call these collectives in different orders, or one of them more often.",
     "CapturedCollectiveError": "Run the step once before it is captured, as CUDA graphs ask for anyway.",
     "DefinitionError": "Correct the argument; the line of the definition is below the message.",

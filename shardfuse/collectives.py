@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -22,12 +23,12 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .codegen.collective_moves import all_reduced, exchanged, gathered, scattered
 from .errors import CollectiveArgumentError
 from .executor import collective_calls
-from .executor.collective_arguments import check_dim, check_op, check_split, with_extent
+from .executor.collective_arguments import check_dim, check_op, expected_dim, with_extent
+from .executor.plain_arguments import waited
 from .executor.rank_reduction import Reduction
 from .executor.symmetric_collectives import result_by_kernel, turn_for
 from .mesh.calls import FAILED_RUN, Call
@@ -39,6 +40,10 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
 _TEXTS = 256
 """Calls whose lines in the record of calls are kept: a program repeats a few; any other line is made again."""
+_TRACER = "torch.fx.experimental.proxy_tensor"
+"""What records ops for make_fx.  Looked for where it is loaded: to import it takes time."""
+_core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_functorch: Any = _core._functorch
 _Call = Callable[..., torch.Tensor]
 _left_alone: dict[_Call, _Call] = {}  # of two calls
 
@@ -47,9 +52,11 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None, *, op: R
     """The reduction over ``group`` (left out, all ranks) of every rank's ``x``, on each of them, bitwise the same.
 
     x: of one shape and dtype on all ranks.  Floats of 16 bits are added in float32 and rounded once; max and min keep
-    NaN.  op: "sum", "prod", "max", "min"; "any" and "all" of booleans.
+    NaN.  One that a collective of torch's still fills is waited for.  op: "sum", "prod", "max", "min"; "any" and "all"
+    of booleans.
     Returns a new contiguous tensor, outside of autograd.  Every rank of the group calls it, in one order with its other
-    collectives.  Under torch.compile it breaks the graph.  Raises CollectiveArgumentError.
+    collectives.  Under torch.compile it breaks the graph.  Raises CollectiveArgumentError, also of what has no values
+    of this rank's own: DTensors, fake tensors, tensors inside of torch.func, make_fx, torch.export and torch.jit.trace.
     """
     if torch.compiler.is_compiling():
         return _out_of_graphs(_all_reduce)(x, group, op)
@@ -94,7 +101,7 @@ def all_to_all(
 
 
 def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None, op: Reduction) -> torch.Tensor:
-    _check_tensor("all_reduce", x)
+    x = _with_values("all_reduce", x)
     check_op("all_reduce", op, x.dtype)
     team = _team("all_reduce", group)
     with turn_for(x, team), _noted(team, "all_reduce", x, op=op):
@@ -103,7 +110,7 @@ def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None, op: Reduction)
 
 
 def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, op: Reduction) -> torch.Tensor:
-    _check_tensor("reduce_scatter", x)
+    x = _with_values("reduce_scatter", x)
     dim = _checked_dim("reduce_scatter", "dim", dim, x)
     check_op("reduce_scatter", op, x.dtype)
     team = _team("reduce_scatter", group)
@@ -119,7 +126,7 @@ def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, 
 
 
 def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    _check_tensor("all_gather", x)
+    x = _with_values("all_gather", x)
     dim = _checked_dim("all_gather", "dim", dim, x)
     team = _team("all_gather", group)
     with turn_for(x, team), _noted(team, "all_gather", x, dim):
@@ -129,12 +136,17 @@ def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> t
 
 
 def _all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    _check_tensor("all_to_all", x)
+    x = _with_values("all_to_all", x)
     split, concat = (
         _checked_dim("all_to_all", name, dim, x) for name, dim in (("split_dim", split_dim), ("concat_dim", concat_dim))
     )
     team = _team("all_to_all", group)
-    (size, *_) = check_split("all_to_all", "the extents along split_dim", None, team, x.shape[split])
+    if x.shape[split] % team.size:
+        found = f"{split_dim} of a tensor of shape {list(x.shape)}"
+        raise CollectiveArgumentError(
+            "all_to_all", "split_dim", found, f"one whose extent {team.size} ranks divide", "pad x along it"
+        )
+    size = x.shape[split] // team.size
     with turn_for(x, team), _noted(team, "all_to_all", x, split, concat):
         piece = with_extent(x.shape, split, size)
         shape = with_extent(piece, concat, piece[concat] * team.size)
@@ -156,40 +168,65 @@ def _out_of_graphs(call: _Call) -> _Call:
     return _left_alone[call]
 
 
-def _check_tensor(kind: str, x: object) -> None:
-    """Raises CollectiveArgumentError for what is no plain tensor that has its elements in memory."""
+def _with_values(kind: str, x: object) -> torch.Tensor:
+    """``x``, after the collective that may still fill it.
+
+    Raises CollectiveArgumentError for what is no tensor whose elements are in this rank's memory.
+    """
     expected = "a dense torch.Tensor on a CPU or GPU"
     if not isinstance(x, torch.Tensor):
-        raise CollectiveArgumentError(kind, "x", f"a {type(x).__name__}", expected)
-    if is_traceable_wrapper_subclass(x):
-        advice = ", as its to_local() is" if hasattr(x, "to_local") else ""
-        raise CollectiveArgumentError(kind, "x", f"a {type(x).__name__}", f"{expected}{advice}")
+        raise CollectiveArgumentError(kind, "x", f"a {type(x).__name__}", expected, "pass one")
+    if _functorch.is_functorch_wrapped_tensor(x):
+        advice = "call the transform around a torch.autograd.Function that has the collective in its forward"
+        raise CollectiveArgumentError(kind, "x", "a tensor inside of torch.func (grad, vmap, jvp)", expected, advice)
+    if _is_recorded():
+        advice = "record what is before and behind the collective, and call it in between"
+        raise CollectiveArgumentError(
+            kind, "x", "a tensor whose ops are recorded (make_fx, torch.export, torch.jit.trace)", expected, advice
+        )
+    x = waited(x)
+    if cast("Any", type(x)).__torch_dispatch__ is not _core._disabled_torch_dispatch_impl:
+        advice = "pass its to_local()" if hasattr(x, "to_local") else "pass the tensors that it stands for"
+        raise CollectiveArgumentError(kind, "x", f"a {type(x).__name__}", expected, advice)
+    if x.is_nested:
+        raise CollectiveArgumentError(kind, "x", "a nested tensor", expected, "pass its parts, padded to one size")
     if x.layout != torch.strided:
-        raise CollectiveArgumentError(kind, "x", f"a tensor of layout {x.layout}", expected)
+        raise CollectiveArgumentError(kind, "x", f"a tensor of layout {x.layout}", expected, "pass its to_dense()")
+    if x.is_quantized:
+        raise CollectiveArgumentError(kind, "x", f"a tensor of {x.dtype}", expected, "pass its int_repr()")
     if x.is_meta:
-        raise CollectiveArgumentError(kind, "x", "a tensor on device meta", expected)
+        raise CollectiveArgumentError(kind, "x", "a tensor on device meta", expected, "pass one with data")
+    return x
+
+
+def _is_recorded() -> bool:
+    """Does make_fx or torch.jit.trace record ops now?  It sees neither a kernel, nor that gloo is waited for."""
+    if _core._get_tracing_state() is not None:
+        return True
+    tracer: Any = sys.modules.get(_TRACER) if _core._len_torch_dispatch_stack() else None
+    return tracer is not None and tracer.get_proxy_mode() is not None
 
 
 def _checked_dim(kind: str, name: str, dim: object, x: torch.Tensor) -> int:
     try:
         number = operator.index(cast("Any", dim))
     except TypeError:
-        expected = f"a dimension of a tensor of {x.ndim}"
-        raise CollectiveArgumentError(kind, name, repr(dim), expected) from None
+        raise CollectiveArgumentError(kind, name, repr(dim), *expected_dim(x.ndim)) from None
     return check_dim(kind, name, number, x.ndim)
 
 
 def _team(kind: str, group: object) -> Team:
-    expected = "a group that this rank is in, or None for all ranks"
+    expected = ("a group that this rank is in, or None for all ranks", "call it on the ranks of the group alone")
     if group is None:
         group = default_group()
     if group is dist.GroupMember.NON_GROUP_MEMBER:  # what new_group() returns on the other ranks
-        raise CollectiveArgumentError(kind, "group", "a group of other ranks", expected)
+        raise CollectiveArgumentError(kind, "group", "a group of other ranks", *expected)
     if not isinstance(group, dist.ProcessGroup):
-        raise CollectiveArgumentError(kind, "group", f"{group!r}, a {type(group).__name__}", expected)
-    ranks = _ranks_of(kind, group, expected)
+        advice = "pass what torch.distributed.new_group() gives, or get_group() of torch's DeviceMesh"
+        raise CollectiveArgumentError(kind, "group", f"{group!r}, a {type(group).__name__}", expected[0], advice)
+    ranks = _ranks_of(kind, group, expected[0])
     if dist.get_rank() not in ranks:
-        raise CollectiveArgumentError(kind, "group", f"one of the ranks {ranks}", expected)
+        raise CollectiveArgumentError(kind, "group", f"one of the ranks {ranks}", *expected)
     return Team.of(ranks)
 
 
@@ -197,7 +234,8 @@ def _ranks_of(kind: str, group: dist.ProcessGroup, expected: str) -> list[int]:
     try:
         return dist.get_process_group_ranks(group)
     except KeyError:
-        raise CollectiveArgumentError(kind, "group", "a group that was destroyed", expected) from None
+        advice = "call it before destroy_process_group()"
+        raise CollectiveArgumentError(kind, "group", "a group that was destroyed", expected, advice) from None
 
 
 @contextmanager

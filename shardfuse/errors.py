@@ -171,10 +171,9 @@ class ShardAxisError(ShardfuseError):
 class CollectiveArgumentError(ShardfuseError):
     """A collective's argument does not fit the tensor or the team."""
 
-    def __init__(self, kind: str, argument: str, found: str, expected: str) -> None:
-        super().__init__(
-            f"{kind}: {argument} is {found}, expected {expected}: every rank of the team must pass values that agree"
-        )
+    def __init__(self, kind: str, argument: str, found: str, expected: str, advice: str = "") -> None:
+        advice = advice or "every rank of the team must pass values that agree"
+        super().__init__(f"{kind}: {argument} is {found}, expected {expected}: {advice}")
 
 
 # --- definition --------------------------------------------------------------------------------------------

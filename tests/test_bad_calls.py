@@ -20,7 +20,7 @@ import shardfuse
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, Scalar, ShardfuseError, TensorView
 from shardfuse.compat import nvfuser_direct
 from shardfuse.errors import ModuleArgumentError, ModuleInputError
-from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, LinearCrossEntropyLoss, RMSNorm, SwiGLU, functional
+from shardfuse.nn import AddRMSNorm, BatchNorm1d, CrossEntropyLoss, LinearCrossEntropyLoss, RMSNorm, SwiGLU, functional
 from shardfuse.ops.build import Ops
 from shardfuse.ops.table import POINTWISE
 
@@ -395,6 +395,11 @@ def test_tensors_on_several_devices_are_named() -> None:
         (lambda: functional.softmax(rows(3, 4), mask=meta), "Softmax: mask has its elements on meta"),
         (lambda: AddRMSNorm(4)(rows(3, 4), meta), "AddRMSNorm: residual has its elements on meta"),
         (lambda: SwiGLU()(rows(3, 4), meta), "SwiGLU: up has its elements on meta"),
+        (
+            lambda: AddRMSNorm(4).to("meta")(rows(3, 4), rows(3, 4)),
+            "weight has its elements on meta, .* move the module",
+        ),
+        (lambda: BatchNorm1d(4).to("meta")(rows(3, 4)), "BatchNorm1d: weight has its elements on meta, expected cpu"),
     ):
         with pytest.raises(ModuleInputError, match=named):
             call()

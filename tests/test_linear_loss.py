@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from torch_gradients import leaf, with_gradients
 
 from benchmarks.roundings import EAGER, accumulator, spacing
 from shardfuse import DeviceMesh
-from shardfuse.errors import ModuleInputError, PromiseError, SecondDerivativeError, TransformError
+from shardfuse.errors import ModuleArgumentError, ModuleInputError, PromiseError, SecondDerivativeError, TransformError
 from shardfuse.nn import LinearCrossEntropyLoss, promise
 
 ROWS, FEATURES, CLASSES = 77, 16, 40
@@ -352,6 +353,34 @@ def test_a_promise_after_the_first_call_is_asked_for() -> None:
     promise(module, invariant="batch")
     with pytest.raises(PromiseError):
         gradients(module, tensors, targets())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("reduction", "sum", "avg"),
+        ("reduction", "none", None),
+        ("ignore_index", 3, 0.5),
+        ("label_smoothing", 0.3, 3.0),
+        ("z_loss", 0.1, -1.0),
+        ("temperature", 0.5, 0.0),
+        ("chunk_rows", 7, 0),
+    ],
+)
+@pytest.mark.parametrize("chunk", [None, CHUNK])
+def test_settings_that_change_after_a_call(name: str, value: object, wrong: object, chunk: int | None) -> None:
+    """They are noticed, in one chunk and in several, and one that is refused changes nothing."""
+    tensors, target = drawn(), targets(ignored=0)
+    options: dict[str, Any] = {"chunk_rows": chunk, name: value}
+    wanted = gradients(LinearCrossEntropyLoss(**options), tensors, target)
+    module = LinearCrossEntropyLoss(chunk_rows=chunk)
+    before = gradients(module, tensors, target)
+    with pytest.raises(ModuleArgumentError, match=rf"\({name}="):
+        setattr(module, name, wrong)
+    assert all(map(torch.equal, gradients(module, tensors, target), before))
+    setattr(module, name, value)
+    assert getattr(module, name) == value
+    assert all(map(torch.equal, gradients(module, tensors, target), wanted))
 
 
 def test_saved_and_loaded() -> None:

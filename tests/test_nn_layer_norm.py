@@ -362,3 +362,16 @@ def test_rms_norm_of_heads() -> None:
     norm = RMSNorm(16)
     q = torch.randn(2, 5, 4, 16)
     assert_beside(norm(q).detach(), functional.rms_norm(q, (16,), eps=1e-6))
+
+
+def test_the_norm_of_a_module_that_is_made_stays() -> None:
+    """Its parameters are that norm's; the same norm may be assigned again."""
+    module = DropoutAddNorm(8, p=0.0)
+    x, residual = torch.randn(2, 4, 8)
+    before = module(x, residual)
+    with pytest.raises(
+        ModuleArgumentError, match=r'DropoutAddNorm\(norm=.rms.\): expected "layer", .* make another one'
+    ):
+        module.norm = "rms"
+    module.norm = "layer"
+    assert all(map(torch.equal, module(x, residual), before))

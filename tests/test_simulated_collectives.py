@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
+from torch.testing._internal.distributed import multi_threaded_pg
 
 import shardfuse
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType, collectives, nn, simulate
@@ -184,6 +185,50 @@ def test_ranks_go_on_after_a_collective_that_failed() -> None:
         return float(sum_of_ranks)
 
     assert simulate(run, 3, timeout=60) == [3.0] * 3
+
+
+WORK = {  # by what torch says of it: what ranks agree on, and torch cannot do
+    "not implemented for 'Float'": lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BXOR),
+    "must match the size": lambda: dist.all_gather(
+        [torch.empty(2) for _ in range(dist.get_world_size())], torch.ones(3)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WORK)
+def test_what_torch_cannot_do_is_an_error_on_every_rank(message: str) -> None:
+    """The last rank to come has torch do it; those that wait for it would wait for ever."""
+
+    def run() -> float:
+        rank = shardfuse.initialize().rank
+        with pytest.raises(RuntimeError, match=message) as caught:
+            WORK[message]()
+        assert "multi_threaded_pg.py" in str(caught.traceback[-1].path), "torch's lines are kept"
+        sum_of_ranks = torch.tensor(float(rank))
+        dist.all_reduce(sum_of_ranks)
+        return float(sum_of_ranks)
+
+    assert simulate(run, 3, timeout=60) == [3.0] * 3
+    with pytest.raises(RuntimeError, match=message) as caught:
+        simulate(WORK[message], 2, timeout=60)
+    assert "ranks that raised: [0, 1]" in caught.value.__notes__[0]
+
+
+def test_an_error_that_is_not_made_of_its_arguments_is_told_to_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OddError(ValueError):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} and {two}")
+
+    def fail(*_: object) -> None:
+        raise OddError(1, 2)
+
+    monkeypatch.setattr(multi_threaded_pg.AllReduce, "work", fail)
+
+    def run() -> None:
+        with pytest.raises((OddError, RuntimeError), match="1 and 2"):
+            dist.all_reduce(torch.ones(2))
+
+    simulate(run, 2, timeout=60)
 
 
 def test_teams_that_overlap_are_not_compared_with_one_another() -> None:

@@ -22,8 +22,14 @@ def check_op(kind: str, op: str, dtype: torch.dtype) -> None:
 
 def check_dim(kind: str, argument: str, dim: int, ndim: int) -> int:
     if not -ndim <= dim < ndim:
-        raise CollectiveArgumentError(kind, argument, str(dim), f"a dimension of a tensor of {ndim}")
+        raise CollectiveArgumentError(kind, argument, str(dim), *expected_dim(ndim))
     return dim % ndim
+
+
+def expected_dim(ndim: int) -> tuple[str, str]:
+    """What is expected of a dimension, and the advice."""
+    advice = f"pass one from {-ndim} to {ndim - 1}" if ndim else "it is a single number, pass its unsqueeze(0)"
+    return f"a dimension of a tensor of {ndim} dims", advice
 
 
 def check_sizes(kind: str, argument: str, sizes: Sequence[int], team: Team) -> list[int]:

@@ -155,6 +155,9 @@ class DropoutAddNorm(ResidualNorm):
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "norm" and "text" in self.__dict__:  # parameters and fusions are those of the norm it was made with
+            expected = f'"{self.norm}", as the module was made with: make another one'
+            self.check_argument("norm", value, value == self.norm, expected)
         super().__setattr__(name, value)
         if name == "training" and "text" in self.__dict__:  # by train() and eval(): it chooses the fusions
             self.describe()

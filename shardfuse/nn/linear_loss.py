@@ -29,6 +29,20 @@ _MULTIPLE = 128
 """Rows of a chunk that is not asked for are a multiple of this many, which is a tile of a matmul."""
 
 
+def _of_losses(name: str) -> property:
+    """A setting that a LinearCrossEntropyLoss shares with the losses that it is made of, which check what it is."""
+
+    def found(module: LinearCrossEntropyLoss) -> object:
+        return getattr(module.loss, name)
+
+    def change(module: LinearCrossEntropyLoss, value: object) -> None:
+        # of the first that does not take it nothing has changed
+        for loss in (module.loss,) if name == "reduction" else (module.loss, module.row_loss, module.loss_and_gradient):
+            setattr(loss, name, value)
+
+    return property(found, change)
+
+
 @checked(ModuleArgumentError, ("__init__",))
 class LinearCrossEntropyLoss(torch.nn.Module):
     """The cross entropy of ``x @ weight.T + bias``, with the logits of a chunk of rows in memory at a time.
@@ -49,6 +63,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
     """
 
+    reduction, ignore_index, label_smoothing = map(_of_losses, ("reduction", "ignore_index", "label_smoothing"))
+    num_classes, z_loss, temperature = map(_of_losses, ("num_classes", "z_loss", "temperature"))
+
     def __init__(
         self,
         *,
@@ -63,21 +80,30 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        if chunk_rows is not None and chunk_rows < 1:
-            raise ModuleArgumentError("LinearCrossEntropyLoss", "chunk_rows", chunk_rows, "1 or more")
         if reduction not in REDUCTIONS:
             raise ModuleArgumentError("LinearCrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
-        self.reduction, self.chunk_rows, self.mesh = reduction, chunk_rows, mesh
+        self.chunk_rows, self.mesh = chunk_rows, mesh
         options: dict[str, Any] = {
             "mesh": mesh, "logits": logits, "ignore_index": ignore_index, "label_smoothing": label_smoothing,
             "num_classes": num_classes, "z_loss": z_loss, "temperature": temperature,
         }  # fmt: skip
         self.loss = CrossEntropyLoss(reduction=reduction, **options)
-        self.row_loss = self.loss if reduction == "none" else CrossEntropyLoss(reduction="none", **options)
+        self.row_loss = CrossEntropyLoss(reduction="none", **options)
         self.loss_and_gradient = LossAndGradient(reduction="none", **options)
         if mesh is not None and any(d not in (None, -1) for d in self.loss.logits_placement.shards):
             advice = "shard classes, as Shard(-1); of row shards each rank takes its own loss, and the mean of those"
             raise PlacementError("logits", (logits,), "chunks of rows", advice)
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows of a chunk, as given."""
+        return self.__dict__["chunk_rows"]
+
+    @chunk_rows.setter
+    def chunk_rows(self, rows: int | None) -> None:
+        if rows is not None and rows < 1:
+            raise ModuleArgumentError("LinearCrossEntropyLoss", "chunk_rows", rows, "1 or more")
+        self.__dict__["chunk_rows"] = rows
 
     @refusing
     def forward(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from ..arguments import misfit
 from ..errors import (
     ArgumentError,
     DefinitionError,
+    InputError,
     ModuleArgumentError,
     ModuleInputError,
     PlacementError,
@@ -137,6 +138,17 @@ def _of_storage(
     return None
 
 
+def _of_place(module: FusedModule, given: Mapping[str, torch.Tensor]) -> ModuleInputError | None:
+    """The error of a module on another device than what it is given, which a fusion says of its inputs by number."""
+    for argument, tensor in given.items():
+        for name, own in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if own.device != tensor.device:
+                found, expected = f"its elements on {own.device}", f"{tensor.device}, that of {argument}"
+                advice = f"move the module, or {argument}"
+                return ModuleInputError(type(module).__name__, name, found, expected, advice)
+    return None
+
+
 @uncompiled
 def refuse(module: FusedModule, error: Exception, tensors: Sequence[object], named: Mapping[str, object]) -> None:
     """Raise what the call of the module ends by; return where that is ``error`` as it is, which may be anybody's.
@@ -152,6 +164,8 @@ def refuse(module: FusedModule, error: Exception, tensors: Sequence[object], nam
             found = ModuleInputError.of_type(type(module).__name__, *wrong)
     if found is error and not isinstance(error, ModuleInputError):
         found = _of_storage(type(module).__name__, type(module).forward, (module, *tensors), named) or error
+    if found is error and isinstance(error, InputError):
+        found = _of_place(module, _tensors(type(module).forward, (module, *tensors), named)) or error
     if not isinstance(found, ShardfuseError):
         return
     found.at(module.made_at)

@@ -11,6 +11,7 @@ collective to come compares before anything is moved:
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -79,8 +80,8 @@ class Meeting:
     size: int
     ranks: tuple[int, ...]
     visits: dict[int, Visit] = field(default_factory=dict[int, Visit])
-    differs: Callable[[], ShardfuseError] | None = None
-    """Makes the error, one for each rank that raises it."""
+    failure: Callable[[], BaseException] | None = None
+    """Makes the error, one for each rank that raises it: the ranks differ, or torch cannot do what they ask for."""
 
     @property
     def is_complete(self) -> bool:
@@ -91,7 +92,15 @@ class Meeting:
         """Find out whether the ranks have come to the same."""
         visits = {self.ranks[place]: visit for place, visit in sorted(self.visits.items())}
         if len({(v.what, str(v.calls())) for v in visits.values()}) > 1:
-            self.differs = lambda: _difference(visits)
+            self.failure = lambda: _difference(visits)
+
+    def do(self, work: Callable[[object], None], data: object) -> None:
+        """Have torch do it.  What it raises is raised on every rank: the others would wait for ever."""
+        try:
+            work(data)
+        except Exception as error:  # noqa: BLE001 raised by every rank in its own thread
+            found = error
+            self.failure = lambda: _another(found)
 
 
 def _difference(visits: Mapping[int, Visit]) -> ShardfuseError:
@@ -123,7 +132,7 @@ class MeetingPoint:
     def join(self, collective: Any, place: int, data: object) -> object:
         """Come to a collective as its rank number ``place``, and leave it once it is done.
 
-        Raises ProgramMismatchError and CollectivesDifferError, on every rank of it.
+        Raises ProgramMismatchError and CollectivesDifferError, and what torch raises, on every rank of it.
         """
         exit_if_over()
         brought, ranks = self._brought.pop(threading.get_ident())
@@ -132,9 +141,9 @@ class MeetingPoint:
         collective._data[place] = data
         if meeting.is_complete:
             meeting.compare()
-            if meeting.differs is None:
-                collective._collective.work(collective._data)
-            else:
+            if meeting.failure is None:
+                meeting.do(collective._collective.work, collective._data)
+            if meeting.failure is not None:
                 _forget(collective)
             with collective._done_cond:
                 collective._done = True
@@ -144,8 +153,8 @@ class MeetingPoint:
                 collective._done_cond.wait_for(lambda: collective._done or is_over())
             if not collective._done:
                 exit_if_over()
-        if meeting.differs is not None:
-            raise meeting.differs()
+        if meeting.failure is not None:
+            raise meeting.failure()
         return _threads.ret_work(data)
 
 
@@ -169,6 +178,14 @@ def end_collectives(error: BaseException | None) -> None:
     """Let every rank leave the collective that it waits in.  torch's own function walks a table that ranks change."""
     with _threads.ProcessLocalGroup._coll_lock:
         _threads.ProcessLocalGroup.exception_handle(error)
+
+
+def _another(error: BaseException) -> BaseException:
+    """One like it, with torch's lines: one object raised in two threads would have the notes and the lines of both."""
+    try:
+        return copy.copy(error).with_traceback(error.__traceback__)
+    except Exception:  # noqa: BLE001 an error need not be made of its arguments
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _forget(collective: object) -> None:

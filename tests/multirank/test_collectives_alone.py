@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardfuse import collectives
 from shardfuse.errors import CollectiveArgumentError
@@ -81,13 +84,18 @@ def test_arguments(pg) -> None:
         (lambda: collectives.all_gather(x, 2), "dim is 2, expected a dimension of a tensor of 2"),
         (lambda: collectives.all_to_all(x, 3, 0), "split_dim is 3, expected a dimension of a tensor of 2"),
         (lambda: collectives.all_to_all(x, 0, None), "concat_dim is None, expected a dimension of a tensor of 2"),
-        (lambda: collectives.all_to_all(x.repeat(1, 9)[:, : 1 + pg.size], 1), "left out for an extent of"),
+        (lambda: collectives.all_to_all(x.repeat(1, 9)[:, : 1 + pg.size], 1), "split_dim is 1 of a tensor of shape"),
+        (lambda: collectives.all_gather(x[0, 0]), "a tensor of 0 dims: it is a single number, pass its unsqueeze"),
         (lambda: collectives.all_gather([1.0]), "x is a list, expected a dense torch.Tensor"),
         (lambda: collectives.all_reduce(x, op="mean"), "op is 'mean', expected sum, prod, max"),
         (lambda: collectives.all_reduce([1.0]), "x is a list, expected a dense torch.Tensor"),
         (lambda: collectives.all_reduce(x.to_sparse()), "x is a tensor of layout torch.sparse_coo, expected a dense"),
+        (
+            lambda: collectives.all_reduce(torch.nested.nested_tensor([x[0], x[1, :1]])),
+            "x is a nested tensor, expected",
+        ),
         (lambda: collectives.all_reduce(x.to("meta")), "x is a tensor on device meta, expected a dense"),
-        (lambda: collectives.all_reduce(distribute_tensor(x, mesh)), r"x is a DTensor, .* as its to_local\(\) is"),
+        (lambda: collectives.all_reduce(distribute_tensor(x, mesh)), r"x is a DTensor, .* its to_local\(\)$"),
         (lambda: collectives.all_reduce(x, "world"), "group is 'world', a str, expected a group that this rank is in"),
         (
             lambda: collectives.all_reduce(x, own),
@@ -98,6 +106,46 @@ def test_arguments(pg) -> None:
             with pytest.raises(CollectiveArgumentError, match=found):
                 call()
     assert torch.equal(collectives.all_reduce(x), x * pg.size), "the refused calls have sent nothing"
+
+
+CALLS = (collectives.all_reduce, collectives.reduce_scatter, collectives.all_gather, collectives.all_to_all)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_has_no_values_of_this_rank_is_refused(call: Callable[[torch.Tensor], torch.Tensor], pg) -> None:
+    """A recorded graph would not wait for what gloo receives, and has no kernel; a gradient would be 0."""
+    x = torch.ones(pg.size, 4, device=pg.device)
+
+    def fake(x: torch.Tensor) -> None:
+        with FakeTensorMode() as mode:
+            call(mode.from_tensor(x))
+
+    class Around(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return call(x) + 1
+
+    for use, found in (
+        (torch.func.grad(lambda x: (call(x) * x.sum()).sum()), "inside of torch.func"),
+        (torch.vmap(lambda x: call(x)), "inside of torch.func"),
+        (make_fx(lambda x: call(x)), "ops are recorded"),
+        (make_fx(lambda x: call(x), tracing_mode="fake"), "ops are recorded"),
+        (fake, "x is a FakeTensor"),
+        (lambda x: torch.export.export(Around(), (x,), strict=False), "ops are recorded|x is a FakeTensor"),
+        (lambda x: torch.jit.trace(lambda x: call(x), (x,), check_trace=False), "ops are recorded"),
+    ):
+        with pytest.raises(CollectiveArgumentError, match=found):
+            use(x)
+    assert torch.equal(collectives.all_reduce(x), x * pg.size), "the refused calls have sent nothing"
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_tensor_that_is_still_filled_is_waited_for(call: Callable[[torch.Tensor], torch.Tensor], pg) -> None:
+    x = torch.arange(4.0 * pg.size, device=pg.device).view(pg.size, 4)
+    late = functional.all_reduce(x, "sum", dist.group.WORLD)
+    assert isinstance(late, functional.AsyncCollectiveTensor)
+    found = call(late)
+    assert type(found) is torch.Tensor
+    assert torch.equal(found, call(x * pg.size))
 
 
 def test_calls_are_compared_by_all_that_ranks_have_alike(pg, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +187,7 @@ def test_calls_are_compared_by_all_that_ranks_have_alike(pg, monkeypatch: pytest
     assert ledgers[0].take_in().calls == 0, "nor is a call that was refused"
 
 
-@pytest.mark.parametrize(
-    "call", [collectives.all_reduce, collectives.reduce_scatter, collectives.all_gather, collectives.all_to_all]
-)
+@pytest.mark.parametrize("call", CALLS)
 def test_graphs_of_torch_compile_break_at_them(call: Callable[[torch.Tensor], torch.Tensor], pg) -> None:
     def around(x: torch.Tensor) -> torch.Tensor:
         return call(x + 1) * 2
