@@ -117,7 +117,7 @@ def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, place
     if placement.cuts_unevenly(mesh, tensor.shape) and len(set(placement.cut_dims)) < len(placement.cut_dims):
         advice = "pad it, or call the module outside of torch.compile"
         raise PlacementError(name, tensor.placements, "torch.compile, where two cuts of a dim are uneven", advice)
-    return tensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
+    return local_leaf(placements_of(placement.gradient(), tensor.ndim), tensor)
 
 
 def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
@@ -227,7 +227,7 @@ class _ToLocal(torch.autograd.Function):
             return None, None
         kept = cast(Any, ctx)
         grad = grad.contiguous()
-        grad = grad.clone() if grad.storage_offset() else grad
+        grad = grad.clone() if not torch.compiler.is_compiling() and grad.storage_offset() else grad
         return dtensor_of(grad, kept.mesh, kept.gradient, *kept.like), None
 
 
