@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
+
+
+MISREADS_STRIDES = torch.__version__ < (2, 13)
+"""Graphs return DTensors whose strides are symbols with sizes as strides, and autograd copies a gradient (`_ToLocal`).
+
+2.11 does, 2.13 does not.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,19 +97,13 @@ def _on_traced(
     """As ``on_local_tensors``, in words that torch.compile knows."""
     from torch.distributed.tensor import DTensor
 
-    torch_mesh = next(a.tensor.device_mesh for a in arguments if isinstance(a.tensor, DTensor))
+    like = next(a.tensor for a in arguments if isinstance(a.tensor, DTensor))
     outputs = call(*[local_traced(a.name, a.tensor, mesh, a.placement) for a in arguments])
     several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
-    wrapped: list[torch.Tensor] = []
-    for x, r in zip(several, results, strict=True):
-        placements, gradient = placements_of(r.placement, x.ndim), placements_of(r.gradient, x.ndim)
-        stride = [1] * len(r.shape)
-        for k in reversed(range(len(r.shape) - 1)):
-            stride[k] = stride[k + 1] * r.shape[k + 1]
-        given: dict[str, Any] = {"run_check": False, "shape": torch.Size(r.shape), "stride": tuple(stride)}
-        if gradient != placements:
-            given["grad_placements"] = gradient
-        wrapped.append(DTensor.from_local(x, torch_mesh, placements, **given))
+    wrapped = [
+        _dtensor_in_graph(x, like, r.shape, _encoded(r.placement, x.ndim), _encoded(r.gradient, x.ndim))
+        for x, r in zip(several, results, strict=True)
+    ]
     return tuple(wrapped) if isinstance(outputs, tuple) else wrapped[0]
 
 
@@ -111,13 +113,50 @@ def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, place
 
     if not isinstance(tensor, DTensor):
         return tensor
+    placement = placement.resolve("placement", tensor.ndim)
     wanted = placements_of(placement, tensor.ndim)
     if tuple(tensor.placements) != wanted:
         raise _elsewhere(name, tensor.placements, wanted)
-    if placement.cuts_unevenly(mesh, tensor.shape) and len(set(placement.cut_dims)) < len(placement.cut_dims):
-        advice = "pad it, or call the module outside of torch.compile"
-        raise PlacementError(name, tensor.placements, "torch.compile, where two cuts of a dim are uneven", advice)
-    return local_leaf(placements_of(placement.gradient(), tensor.ndim), tensor)
+    stride = tensor.stride()
+    if placement.cuts_unevenly(mesh, tensor.shape):
+        if len(set(placement.cut_dims)) < len(placement.cut_dims):
+            advice = "pad it, or call the module outside of torch.compile"
+            raise PlacementError(name, tensor.placements, "torch.compile, where two cuts of a dim are uneven", advice)
+        if MISREADS_STRIDES:
+            stride = tuple(index(step) for step in stride)  # integers, for which the graph is made
+    return _local_in_graph(tensor, _encoded(placement.gradient(), tensor.ndim), stride)
+
+
+@torch.compiler.allow_in_graph
+def _local_in_graph(dtensor: DTensor, gradient: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """As ``local_part``: autograd's functions and placements are no words of a graph, but may be within one."""
+    return local_part(_decoded(gradient), dtensor, stride)
+
+
+@torch.compiler.allow_in_graph
+def _dtensor_in_graph(
+    x: torch.Tensor, like: DTensor, shape: tuple[int, ...], placements: tuple[int, ...], gradient: tuple[int, ...]
+) -> torch.Tensor:
+    """As `_ToDTensor`, on the mesh of ``like``."""
+    wrap = cast("Callable[..., torch.Tensor]", _TracedToDTensor.apply)  # pyright: ignore[reportUnknownMemberType]
+    stride = _dense_strides(shape, range(len(shape)))
+    return wrap(x, like.device_mesh, shape, stride, _decoded(placements), _decoded(gradient))
+
+
+_REPLICATE, _PARTIAL = -1, -2
+
+
+def _encoded(placement: TensorPlacement, ndim: int) -> tuple[int, ...]:
+    """The dim that each mesh dimension cuts, or which of the others it is: graphs know integers, and no placements."""
+    resolved = placement.resolve("placement", ndim)
+    pairs = zip(resolved.shards, resolved.partial, strict=True)
+    return tuple(_PARTIAL if is_partial else _REPLICATE if dim is None else dim for dim, is_partial in pairs)
+
+
+def _decoded(placements: tuple[int, ...]) -> tuple[Placement, ...]:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    return tuple(Partial() if k == _PARTIAL else Replicate() if k == _REPLICATE else Shard(k) for k in placements)
 
 
 def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
@@ -126,8 +165,7 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
         return tensor
     dtensor = cast("DTensor", tensor)
     gradient, move = checked(name, dtensor, mesh, placement)
-    is_kept = dtensor.is_leaf and dtensor.is_contiguous()
-    local = local_leaf(gradient, dtensor) if is_kept else dtensor.to_local(grad_placements=gradient)
+    local = local_part(gradient, dtensor)
     if move is None:
         return local
     if tuple(local.shape) != move.shape:
@@ -198,11 +236,16 @@ def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...
     return tuple(Partial() if is_partial else Replicate() if dim is None else Shard(dim) for dim, is_partial in pairs)
 
 
-def local_leaf(gradient: tuple[Placement, ...], leaf: torch.Tensor) -> torch.Tensor:
-    """The local tensor of a DTensor that collects a gradient, which arrives as a DTensor of placements ``gradient``."""
-    if torch.is_grad_enabled() and leaf.requires_grad:
-        return cast("Any", _ToLocal).apply(leaf, gradient)
-    return cast("Any", leaf)._local_tensor
+def local_part(
+    gradient: tuple[Placement, ...], dtensor: torch.Tensor, stride: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """The local tensor of a DTensor, whose gradient arrives as a DTensor of placements ``gradient``.
+
+    stride: its own, given where they are known to be no symbols.
+    """
+    if torch.is_grad_enabled() and dtensor.requires_grad:
+        return cast("Any", _ToLocal).apply(dtensor, gradient, *_dense_layout(dtensor, stride or dtensor.stride()))
+    return cast("Any", dtensor)._local_tensor
 
 
 class _ToLocal(torch.autograd.Function):
@@ -211,24 +254,55 @@ class _ToLocal(torch.autograd.Function):
     Gradients of several parameters come as parts of one all-reduce.  copy.deepcopy fails for a DTensor whose local
     tensor does not begin its storage (torch 2.11 to 2.13).  Autograd copies a gradient of strides that are not its
     leaf's, as ``DTensor.to_local`` makes them of shards that differ in size, and torch 2.11 replicates such a copy.
+    torch.compile traces this function, and gives storages of their own to the gradients that a graph returns.
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, leaf: DTensor, gradient: tuple[Placement, ...]) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx,
+        x: DTensor,
+        gradient: tuple[Placement, ...],
+        order: tuple[int, ...] | None,
+        stride: tuple[int, ...],
+    ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         kept = cast(Any, ctx)
-        kept.mesh, kept.gradient, kept.like = leaf.device_mesh, gradient, (leaf.shape, leaf.stride())
-        local = leaf.to_local()
+        kept.mesh, kept.gradient, kept.shape, kept.is_leaf = x.device_mesh, gradient, x.shape, x.is_leaf
+        kept.order, kept.stride = order, stride
+        local = x.to_local()
         return local.view_as(local)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if grad is None:  # of a bucket's norm that the forward has not used
-            return None, None
+            return None, None, None, None
         kept = cast(Any, ctx)
-        grad = grad.contiguous()
-        grad = grad.clone() if not torch.compiler.is_compiling() and grad.storage_offset() else grad
-        return dtensor_of(grad, kept.mesh, kept.gradient, *kept.like), None
+        order: tuple[int, ...] | None = kept.order
+        if order is None:
+            grad = grad.contiguous()
+        else:
+            grad = grad.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
+        if kept.is_leaf and grad.storage_offset():
+            grad = grad.clone()
+        return dtensor_of(grad, kept.mesh, kept.gradient, kept.shape, kept.stride), None, None, None
+
+
+def _dense_layout(x: torch.Tensor, stride: tuple[int, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    """The dims from the outermost in memory, ``None`` if as they stand, and the strides of ``x``, if without gaps."""
+    if x.is_contiguous():
+        return None, stride
+    steps = [index(step) for step in stride]
+    order = tuple(sorted(range(x.ndim), key=lambda dim: steps[dim], reverse=True))
+    return order, _dense_strides(x.shape, order)
+
+
+def _dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor without gaps whose dims are stored in this order, the outermost first."""
+    found, step = [1] * len(shape), 1
+    for dim in reversed(order):
+        found[dim] = step
+        step *= shape[dim]
+    return tuple(found)
 
 
 class _Entering(torch.autograd.Function):
@@ -270,6 +344,35 @@ class _ToDTensor(torch.autograd.Function):
         local = waited(_gradient_as(dtensor, kept.placements, kept.gradient))
         move = move_in(dtensor.device_mesh, kept.gradient, tuple(grad.shape), local.device)
         return local if move is None else move.enter(local), None, None, None, None
+
+
+class _TracedToDTensor(torch.autograd.Function):
+    """As `_ToDTensor`, in words that torch.compile knows, for shards that torch cuts as modules do.
+
+    ``DTensor.from_local`` has ``grad_placements`` since torch 2.13 only.
+    """
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx,
+        x: torch.Tensor,
+        mesh: TorchDeviceMesh,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        placements: tuple[Placement, ...],
+        gradient: tuple[Placement, ...],
+    ) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor
+
+        kept = cast(Any, ctx)
+        kept.placements, kept.gradient = placements, gradient
+        return DTensor.from_local(x, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = cast(Any, ctx)
+        local = _gradient_as(cast("DTensor", grad.detach()), kept.placements, kept.gradient)
+        return local, None, None, None, None, None
 
 
 def _gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence[Placement]) -> torch.Tensor:
