@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -24,13 +23,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
-
-
-MISREADS_STRIDES = torch.__version__ < (2, 13)
-"""Graphs return DTensors whose strides are symbols with sizes as strides, and autograd copies a gradient (`_ToLocal`).
-
-2.11 does, 2.13 does not.
-"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,9 @@ def on_local_tensors(
     Raises PlacementError for a DTensor that does not live where the module has been told that it does.
     """
     if torch.compiler.is_compiling():
-        return _on_traced(call, mesh, arguments, results)
+        from shardfuse.nn.traced_dtensors import on_traced
+
+        return on_traced(call, mesh, arguments, results)
     found = next(a.tensor for a in arguments if has_dtensor((a.tensor,)))
     torch_mesh = cast("DTensor", found).device_mesh
     local = [local_of(a.name, a.tensor, mesh, a.placement) for a in arguments]
@@ -89,74 +83,6 @@ def on_local_input(
     shape = tuple(x.shape)
     results = [Result(shape, *(result or (at, at)))]
     return on_local_tensors(partial(call, unsharded=shape), mesh, [Given("x", x, at)], results)
-
-
-def _on_traced(
-    call: Callable[..., object], mesh: DeviceMesh | None, arguments: Sequence[Given], results: Sequence[Result]
-) -> Any:
-    """As ``on_local_tensors``, in words that torch.compile knows."""
-    from torch.distributed.tensor import DTensor
-
-    like = next(a.tensor for a in arguments if isinstance(a.tensor, DTensor))
-    outputs = call(*[local_traced(a.name, a.tensor, mesh, a.placement) for a in arguments])
-    several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
-    wrapped = [
-        _dtensor_in_graph(x, like, r.shape, _encoded(r.placement, x.ndim), _encoded(r.gradient, x.ndim))
-        for x, r in zip(several, results, strict=True)
-    ]
-    return tuple(wrapped) if isinstance(outputs, tuple) else wrapped[0]
-
-
-def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
-    """As ``local_of``, in words that torch.compile knows."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
-        return tensor
-    placement = placement.resolve("placement", tensor.ndim)
-    wanted = placements_of(placement, tensor.ndim)
-    if tuple(tensor.placements) != wanted:
-        raise _elsewhere(name, tensor.placements, wanted)
-    stride = tensor.stride()
-    if placement.cuts_unevenly(mesh, tensor.shape):
-        if len(set(placement.cut_dims)) < len(placement.cut_dims):
-            advice = "pad it, or call the module outside of torch.compile"
-            raise PlacementError(name, tensor.placements, "torch.compile, where two cuts of a dim are uneven", advice)
-        if MISREADS_STRIDES:
-            stride = tuple(index(step) for step in stride)  # integers, for which the graph is made
-    return _local_in_graph(tensor, _encoded(placement.gradient(), tensor.ndim), stride)
-
-
-@torch.compiler.allow_in_graph
-def _local_in_graph(dtensor: DTensor, gradient: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """As ``local_part``: autograd's functions and placements are no words of a graph, but may be within one."""
-    return local_part(_decoded(gradient), dtensor, stride)
-
-
-@torch.compiler.allow_in_graph
-def _dtensor_in_graph(
-    x: torch.Tensor, like: DTensor, shape: tuple[int, ...], placements: tuple[int, ...], gradient: tuple[int, ...]
-) -> torch.Tensor:
-    """As `_ToDTensor`, on the mesh of ``like``."""
-    wrap = cast("Callable[..., torch.Tensor]", _TracedToDTensor.apply)  # pyright: ignore[reportUnknownMemberType]
-    stride = _dense_strides(shape, range(len(shape)))
-    return wrap(x, like.device_mesh, shape, stride, _decoded(placements), _decoded(gradient))
-
-
-_REPLICATE, _PARTIAL = -1, -2
-
-
-def _encoded(placement: TensorPlacement, ndim: int) -> tuple[int, ...]:
-    """The dim that each mesh dimension cuts, or which of the others it is: graphs know integers, and no placements."""
-    resolved = placement.resolve("placement", ndim)
-    pairs = zip(resolved.shards, resolved.partial, strict=True)
-    return tuple(_PARTIAL if is_partial else _REPLICATE if dim is None else dim for dim, is_partial in pairs)
-
-
-def _decoded(placements: tuple[int, ...]) -> tuple[Placement, ...]:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    return tuple(Partial() if k == _PARTIAL else Replicate() if k == _REPLICATE else Shard(k) for k in placements)
 
 
 def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
@@ -213,12 +139,12 @@ def _checked(
     wanted = placements_of(placement, ndim)
     has = left_to_right(name, found.mesh, tuple(found.placements), found.shape, found.shard_order)
     if has != wanted:
-        raise _elsewhere(name, has, wanted)
+        raise elsewhere(name, has, wanted)
     move = move_in(found.mesh, wanted, found.shape, found.device)
     return placements_of(placement.gradient(), ndim), move
 
 
-def _elsewhere(name: str, has: Sequence[Placement], wanted: Sequence[Placement]) -> PlacementError:
+def elsewhere(name: str, has: Sequence[Placement], wanted: Sequence[Placement]) -> PlacementError:
     """The error of a DTensor that lives where the module was not made for."""
     against = f"{wanted}, which the module was made for"
     if all(is_taken(p) for p in has):
@@ -236,15 +162,10 @@ def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...
     return tuple(Partial() if is_partial else Replicate() if dim is None else Shard(dim) for dim, is_partial in pairs)
 
 
-def local_part(
-    gradient: tuple[Placement, ...], dtensor: torch.Tensor, stride: tuple[int, ...] | None = None
-) -> torch.Tensor:
-    """The local tensor of a DTensor, whose gradient arrives as a DTensor of placements ``gradient``.
-
-    stride: its own, given where they are known to be no symbols.
-    """
+def local_part(gradient: tuple[Placement, ...], dtensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor of a DTensor, whose gradient arrives as a DTensor of placements ``gradient``."""
     if torch.is_grad_enabled() and dtensor.requires_grad:
-        return cast("Any", _ToLocal).apply(dtensor, gradient, *_dense_layout(dtensor, stride or dtensor.stride()))
+        return cast("Any", _ToLocal).apply(dtensor, gradient, *_dense_layout(dtensor))
     return cast("Any", dtensor)._local_tensor
 
 
@@ -254,7 +175,6 @@ class _ToLocal(torch.autograd.Function):
     Gradients of several parameters come as parts of one all-reduce.  copy.deepcopy fails for a DTensor whose local
     tensor does not begin its storage (torch 2.11 to 2.13).  Autograd copies a gradient of strides that are not its
     leaf's, as ``DTensor.to_local`` makes them of shards that differ in size, and torch 2.11 replicates such a copy.
-    torch.compile traces this function, and gives storages of their own to the gradients that a graph returns.
     """
 
     @staticmethod
@@ -287,16 +207,16 @@ class _ToLocal(torch.autograd.Function):
         return dtensor_of(grad, kept.mesh, kept.gradient, kept.shape, kept.stride), None, None, None
 
 
-def _dense_layout(x: torch.Tensor, stride: tuple[int, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-    """The dims from the outermost in memory, ``None`` if as they stand, and the strides of ``x``, if without gaps."""
+def _dense_layout(x: torch.Tensor) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    """The dims of ``x`` from the outermost in memory, ``None`` if as they stand, and its strides without gaps."""
+    stride = x.stride()
     if x.is_contiguous():
         return None, stride
-    steps = [index(step) for step in stride]
-    order = tuple(sorted(range(x.ndim), key=lambda dim: steps[dim], reverse=True))
-    return order, _dense_strides(x.shape, order)
+    order = tuple(sorted(range(x.ndim), key=lambda dim: stride[dim], reverse=True))
+    return order, dense_strides(x.shape, order)
 
 
-def _dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     """Of a tensor without gaps whose dims are stored in this order, the outermost first."""
     found, step = [1] * len(shape), 1
     for dim in reversed(order):
@@ -341,41 +261,12 @@ class _ToDTensor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept, dtensor = cast(Any, ctx), cast("DTensor", grad)
-        local = waited(_gradient_as(dtensor, kept.placements, kept.gradient))
+        local = waited(gradient_as(dtensor, kept.placements, kept.gradient))
         move = move_in(dtensor.device_mesh, kept.gradient, tuple(grad.shape), local.device)
         return local if move is None else move.enter(local), None, None, None, None
 
 
-class _TracedToDTensor(torch.autograd.Function):
-    """As `_ToDTensor`, in words that torch.compile knows, for shards that torch cuts as modules do.
-
-    ``DTensor.from_local`` has ``grad_placements`` since torch 2.13 only.
-    """
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx,
-        x: torch.Tensor,
-        mesh: TorchDeviceMesh,
-        shape: tuple[int, ...],
-        stride: tuple[int, ...],
-        placements: tuple[Placement, ...],
-        gradient: tuple[Placement, ...],
-    ) -> torch.Tensor:
-        from torch.distributed.tensor import DTensor
-
-        kept = cast(Any, ctx)
-        kept.placements, kept.gradient = placements, gradient
-        return DTensor.from_local(x, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept = cast(Any, ctx)
-        local = _gradient_as(cast("DTensor", grad.detach()), kept.placements, kept.gradient)
-        return local, None, None, None, None, None
-
-
-def _gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence[Placement]) -> torch.Tensor:
+def gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence[Placement]) -> torch.Tensor:
     """The local tensor of ``wanted``.  A whole gradient becomes summands by being one of them, the others being 0."""
     by_way_of = [
         w if not w.is_partial() or g.is_partial() else p

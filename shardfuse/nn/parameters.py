@@ -23,7 +23,7 @@ from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
 from .checks import SUPPORTED
-from .dtensor_autograd import checked, local_of, local_part, local_traced, placements_of
+from .dtensor_autograd import checked, local_of, local_part, placements_of
 from .fused import PLAIN, FusedModule, Take
 from .placement import TensorPlacement
 
@@ -148,6 +148,8 @@ class ParameterModule(FusedModule):
         return lambda p: local_of(name, p, self.mesh, self._parameter)
 
     def traced(self, parameter: torch.Tensor) -> torch.Tensor:
+        from shardfuse.nn.traced_dtensors import local_traced
+
         return local_traced("parameter", parameter, self.mesh, self._parameter)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:

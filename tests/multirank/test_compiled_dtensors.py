@@ -13,6 +13,7 @@ from dtensor_cases import distribute, make_mesh, numbers
 from nn_cases import EPS, S0, S1, P, R, along
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch._aot_autograd import schemas
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 from uneven_cases import LAST, Check, Placements
@@ -20,7 +21,7 @@ from uneven_cases import LAST, Check, Placements
 from shardfuse import DeviceMesh
 from shardfuse.errors import PlacementError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU
-from shardfuse.nn.dtensor_autograd import MISREADS_STRIDES
+from shardfuse.nn.symbolic_strides import mend_symbolic_strides, reads_sizes_as_strides
 
 pytestmark = [pytest.mark.mpi]
 Call = Callable[[torch.nn.Module], torch.nn.Module]
@@ -166,7 +167,7 @@ def test_modules(check: Callable[[Of, Placements, Call], None], way: Call, pg) -
 
 
 def test_sizes_after_one_another(pg) -> None:
-    """torch.compile takes sizes as symbols when a second one comes; torch 2.11 compiles for each uneven one of them."""
+    """torch.compile takes sizes as symbols when a second one comes."""
     mesh = make_mesh((pg.size,), pg.device.type)
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
@@ -178,7 +179,7 @@ def test_sizes_after_one_another(pg) -> None:
         x = case.activation()
         case.leaves.append((module.weight, torch.ones(6, dtype=torch.float64), [R]))
         case.compare([call(x)], [case.at], rms_norm)
-    assert MISREADS_STRIDES or counter.frame_count <= 2
+    assert counter.frame_count == 2
 
 
 def test_two_cuts_of_a_dim_counted_from_the_end(pg) -> None:
@@ -188,3 +189,8 @@ def test_two_cuts_of_a_dim_counted_from_the_end(pg) -> None:
     module = RMSNorm(9, mesh=case.ours, input=[LAST, LAST], dtype=torch.float64)
     with pytest.raises(PlacementError, match="two cuts of a dim are uneven"):
         compiled(module)(case.activation())
+
+
+def test_strides_that_are_symbols_are_read_behind_sizes(pg) -> None:
+    mend_symbolic_strides()
+    assert not reads_sizes_as_strides(schemas.SubclassCreationMeta.compute_outer_size_and_stride)
