@@ -273,7 +273,8 @@ def gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence
         for g, p, w in zip(grad.placements, placements, wanted, strict=True)
     ]
     local = grad.redistribute(grad.device_mesh, by_way_of).to_local()
-    for mesh_dim, (has, want) in enumerate(zip(by_way_of, wanted, strict=True)):
-        if want.is_partial() and not has.is_partial() and grad.device_mesh.get_local_rank(mesh_dim) != 0:
+    coordinate = cast("Sequence[int]", grad.device_mesh.get_coordinate())  # of a rank of the mesh
+    for at, has, want in zip(coordinate, by_way_of, wanted, strict=True):
+        if want.is_partial() and not has.is_partial() and at != 0:
             local = torch.zeros_like(local)
     return local
