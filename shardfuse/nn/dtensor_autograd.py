@@ -51,7 +51,9 @@ def on_local_tensors(
     Raises PlacementError for a DTensor that does not live where the module has been told that it does.
     """
     if torch.compiler.is_compiling():
-        return _on_traced(call, mesh, arguments, results)
+        from shardfuse.nn.traced_dtensors import on_traced
+
+        return on_traced(call, mesh, arguments, results)
     found = next(a.tensor for a in arguments if has_dtensor((a.tensor,)))
     torch_mesh = cast("DTensor", found).device_mesh
     local = [local_of(a.name, a.tensor, mesh, a.placement) for a in arguments]
@@ -83,51 +85,13 @@ def on_local_input(
     return on_local_tensors(partial(call, unsharded=shape), mesh, [Given("x", x, at)], results)
 
 
-def _on_traced(
-    call: Callable[..., object], mesh: DeviceMesh | None, arguments: Sequence[Given], results: Sequence[Result]
-) -> Any:
-    """As ``on_local_tensors``, in words that torch.compile knows."""
-    from torch.distributed.tensor import DTensor
-
-    torch_mesh = next(a.tensor.device_mesh for a in arguments if isinstance(a.tensor, DTensor))
-    outputs = call(*[local_traced(a.name, a.tensor, mesh, a.placement) for a in arguments])
-    several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
-    wrapped: list[torch.Tensor] = []
-    for x, r in zip(several, results, strict=True):
-        placements, gradient = placements_of(r.placement, x.ndim), placements_of(r.gradient, x.ndim)
-        stride = [1] * len(r.shape)
-        for k in reversed(range(len(r.shape) - 1)):
-            stride[k] = stride[k + 1] * r.shape[k + 1]
-        given: dict[str, Any] = {"run_check": False, "shape": torch.Size(r.shape), "stride": tuple(stride)}
-        if gradient != placements:
-            given["grad_placements"] = gradient
-        wrapped.append(DTensor.from_local(x, torch_mesh, placements, **given))
-    return tuple(wrapped) if isinstance(outputs, tuple) else wrapped[0]
-
-
-def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
-    """As ``local_of``, in words that torch.compile knows."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
-        return tensor
-    wanted = placements_of(placement, tensor.ndim)
-    if tuple(tensor.placements) != wanted:
-        raise _elsewhere(name, tensor.placements, wanted)
-    if placement.cuts_unevenly(mesh, tensor.shape) and len(set(placement.cut_dims)) < len(placement.cut_dims):
-        advice = "pad it, or call the module outside of torch.compile"
-        raise PlacementError(name, tensor.placements, "torch.compile, where two cuts of a dim are uneven", advice)
-    return tensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
-
-
 def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
     """The local tensor of a DTensor that lives as ``placement`` says; any other tensor as it is."""
     if not has_dtensor((tensor,)):
         return tensor
     dtensor = cast("DTensor", tensor)
     gradient, move = checked(name, dtensor, mesh, placement)
-    is_kept = dtensor.is_leaf and dtensor.is_contiguous()
-    local = local_leaf(gradient, dtensor) if is_kept else dtensor.to_local(grad_placements=gradient)
+    local = local_part(gradient, dtensor)
     if move is None:
         return local
     if tuple(local.shape) != move.shape:
@@ -175,12 +139,12 @@ def _checked(
     wanted = placements_of(placement, ndim)
     has = left_to_right(name, found.mesh, tuple(found.placements), found.shape, found.shard_order)
     if has != wanted:
-        raise _elsewhere(name, has, wanted)
+        raise elsewhere(name, has, wanted)
     move = move_in(found.mesh, wanted, found.shape, found.device)
     return placements_of(placement.gradient(), ndim), move
 
 
-def _elsewhere(name: str, has: Sequence[Placement], wanted: Sequence[Placement]) -> PlacementError:
+def elsewhere(name: str, has: Sequence[Placement], wanted: Sequence[Placement]) -> PlacementError:
     """The error of a DTensor that lives where the module was not made for."""
     against = f"{wanted}, which the module was made for"
     if all(is_taken(p) for p in has):
@@ -198,11 +162,11 @@ def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...
     return tuple(Partial() if is_partial else Replicate() if dim is None else Shard(dim) for dim, is_partial in pairs)
 
 
-def local_leaf(gradient: tuple[Placement, ...], leaf: torch.Tensor) -> torch.Tensor:
-    """The local tensor of a DTensor that collects a gradient, which arrives as a DTensor of placements ``gradient``."""
-    if torch.is_grad_enabled() and leaf.requires_grad:
-        return cast("Any", _ToLocal).apply(leaf, gradient)
-    return cast("Any", leaf)._local_tensor
+def local_part(gradient: tuple[Placement, ...], dtensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor of a DTensor, whose gradient arrives as a DTensor of placements ``gradient``."""
+    if torch.is_grad_enabled() and dtensor.requires_grad:
+        return cast("Any", _ToLocal).apply(dtensor, gradient, *_dense_layout(dtensor))
+    return cast("Any", dtensor)._local_tensor
 
 
 class _ToLocal(torch.autograd.Function):
@@ -214,21 +178,51 @@ class _ToLocal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, leaf: DTensor, gradient: tuple[Placement, ...]) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx,
+        x: DTensor,
+        gradient: tuple[Placement, ...],
+        order: tuple[int, ...] | None,
+        stride: tuple[int, ...],
+    ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         kept = cast(Any, ctx)
-        kept.mesh, kept.gradient, kept.like = leaf.device_mesh, gradient, (leaf.shape, leaf.stride())
-        local = leaf.to_local()
+        kept.mesh, kept.gradient, kept.shape, kept.is_leaf = x.device_mesh, gradient, x.shape, x.is_leaf
+        kept.order, kept.stride = order, stride
+        local = x.to_local()
         return local.view_as(local)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if grad is None:  # of a bucket's norm that the forward has not used
-            return None, None
+            return None, None, None, None
         kept = cast(Any, ctx)
-        grad = grad.contiguous()
-        grad = grad.clone() if grad.storage_offset() else grad
-        return dtensor_of(grad, kept.mesh, kept.gradient, *kept.like), None
+        order: tuple[int, ...] | None = kept.order
+        if order is None:
+            grad = grad.contiguous()
+        else:
+            grad = grad.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
+        if kept.is_leaf and grad.storage_offset():
+            grad = grad.clone()
+        return dtensor_of(grad, kept.mesh, kept.gradient, kept.shape, kept.stride), None, None, None
+
+
+def _dense_layout(x: torch.Tensor) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    """The dims of ``x`` from the outermost in memory, ``None`` if as they stand, and its strides without gaps."""
+    stride = x.stride()
+    if x.is_contiguous():
+        return None, stride
+    order = tuple(sorted(range(x.ndim), key=lambda dim: stride[dim], reverse=True))
+    return order, dense_strides(x.shape, order)
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor without gaps whose dims are stored in this order, the outermost first."""
+    found, step = [1] * len(shape), 1
+    for dim in reversed(order):
+        found[dim] = step
+        step *= shape[dim]
+    return tuple(found)
 
 
 class _Entering(torch.autograd.Function):
@@ -267,19 +261,20 @@ class _ToDTensor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept, dtensor = cast(Any, ctx), cast("DTensor", grad)
-        local = waited(_gradient_as(dtensor, kept.placements, kept.gradient))
+        local = waited(gradient_as(dtensor, kept.placements, kept.gradient))
         move = move_in(dtensor.device_mesh, kept.gradient, tuple(grad.shape), local.device)
         return local if move is None else move.enter(local), None, None, None, None
 
 
-def _gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence[Placement]) -> torch.Tensor:
+def gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence[Placement]) -> torch.Tensor:
     """The local tensor of ``wanted``.  A whole gradient becomes summands by being one of them, the others being 0."""
     by_way_of = [
         w if not w.is_partial() or g.is_partial() else p
         for g, p, w in zip(grad.placements, placements, wanted, strict=True)
     ]
     local = grad.redistribute(grad.device_mesh, by_way_of).to_local()
-    for mesh_dim, (has, want) in enumerate(zip(by_way_of, wanted, strict=True)):
-        if want.is_partial() and not has.is_partial() and grad.device_mesh.get_local_rank(mesh_dim) != 0:
+    coordinate = cast("Sequence[int]", grad.device_mesh.get_coordinate())  # of a rank of the mesh
+    for at, has, want in zip(coordinate, by_way_of, wanted, strict=True):
+        if want.is_partial() and not has.is_partial() and at != 0:
             local = torch.zeros_like(local)
     return local

@@ -23,7 +23,7 @@ from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
 from .checks import SUPPORTED
-from .dtensor_autograd import checked, local_leaf, local_of, local_traced, placements_of
+from .dtensor_autograd import checked, local_of, local_part, placements_of
 from .fused import PLAIN, FusedModule, Take
 from .placement import TensorPlacement
 
@@ -145,10 +145,12 @@ class ParameterModule(FusedModule):
         name = next((name for name, p in self._parameters.items() if p is parameter), "parameter")
         gradient, move = checked(name, cast("DTensor", parameter), self.mesh, self._parameter)
         if move is None:
-            return partial(local_leaf, gradient)
+            return partial(local_part, gradient)
         return lambda p: local_of(name, p, self.mesh, self._parameter)
 
     def traced(self, parameter: torch.Tensor) -> torch.Tensor:
+        from shardfuse.nn.traced_dtensors import local_traced
+
         return local_traced("parameter", parameter, self.mesh, self._parameter)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:

@@ -1,0 +1,196 @@
+"""Modules of shardfuse.nn on DTensors whose shards differ in size, compiled and not, against torch unsharded.
+
+Of tensors that collect a gradient, as they are or transposed, and of results of other ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from dtensor_cases import distribute, make_mesh, numbers
+from nn_cases import EPS, S0, S1, P, R, along
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch._aot_autograd import schemas
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional
+from uneven_cases import LAST, Check, Placements
+
+from shardfuse import DeviceMesh
+from shardfuse.errors import PlacementError
+from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU
+from shardfuse.nn.symbolic_strides import mend_symbolic_strides, reads_sizes_as_strides
+
+pytestmark = [pytest.mark.mpi]
+Call = Callable[[torch.nn.Module], torch.nn.Module]
+CASES = [([S0], (5, 6)), ([S1], (2, 7, 6)), ([LAST], (3, 5)), ([S0], (1, 6))]
+ON_FOUR = [([S0, S1], (3, 5, 6)), ([S0, R], (3, 6)), ([S1, LAST], (1, 5, 7))]
+
+
+def eager(module: torch.nn.Module) -> torch.nn.Module:
+    return module
+
+
+def compiled(module: torch.nn.Module, dynamic: bool | None = None) -> torch.nn.Module:
+    torch._dynamo.reset()
+    return torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=dynamic)  # pyright: ignore[reportReturnType]
+
+
+def dynamic(module: torch.nn.Module) -> torch.nn.Module:
+    return compiled(module, dynamic=True)
+
+
+class Of(Check):
+    """Activations of a kind, and parameters as ``parameters`` says, of this rank's tests."""
+
+    kind, parameters = "leaf", "local"
+
+    def activation(self, placements: Placements | None = None) -> DTensor:
+        given = super().activation(placements)
+        if self.kind == "result":
+            return given * 1.0  # pyright: ignore[reportReturnType]
+        if self.kind == "transposed":
+            _, full, at = self.leaves[-1]
+            local = given.detach().to_local().transpose(0, -1).contiguous().transpose(0, -1)
+            stride = full.transpose(0, -1).contiguous().transpose(0, -1).stride()
+            made = DTensor.from_local(
+                local, self.mesh, given.placements, run_check=False, shape=full.shape, stride=stride
+            )
+            given = made.detach().requires_grad_()  # pyright: ignore[reportAssignmentType]
+            self.leaves[-1] = (given, full, at)
+        return given
+
+    def parameter(self, module: torch.nn.Module, name: str) -> None:
+        if self.parameters == "local":
+            super().parameter(module, name)
+            return
+        full, at = numbers(self.shape[-1:], 10 + len(self.leaves), torch.float64), along(self.at, len(self.shape) - 1)
+        made = torch.nn.Parameter(distribute(full, self.mesh, at))
+        setattr(module, name, made)
+        self.leaves.append((made, full, at))
+
+    def compare(
+        self,
+        results: Sequence[Tensor],
+        where: Sequence[Placements],
+        function: Callable[..., Sequence[Tensor]],
+        upstream: Sequence[Placements] | None = None,
+    ) -> None:
+        """As Check's, and gradients live where their leaves do, and have their strides."""
+        super().compare(results, where, function, upstream)
+        for leaf, _, at in self.leaves:
+            grad = leaf.grad
+            if isinstance(grad, DTensor):
+                assert tuple(grad.placements) == tuple(at)
+                assert grad.stride() == leaf.stride()
+                if grad.to_local().numel():
+                    assert grad.to_local().stride() == leaf.to_local().stride()
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> list[Tensor]:
+    return [functional.rms_norm(x, weight.shape, weight, EPS)]
+
+
+def check_norm(case: Of, where: Placements, way: Call) -> None:
+    module = RMSNorm(case.shape[-1], mesh=case.ours, input=where, dtype=torch.float64, parameters=case.parameters)
+    x = case.activation()
+    case.parameter(module, "weight")
+    case.compare([way(module)(x)], [case.at], rms_norm)
+
+
+def check_add_norm(case: Of, where: Placements, way: Call) -> None:
+    """Partial sums in, replicas out, whose gradient is of partial sums: more of them than the input's own."""
+    n = case.mesh.ndim
+    module = AddRMSNorm(
+        case.shape[-1], EPS, bias=True, mesh=case.ours, dtype=torch.float64, parameters=case.parameters,
+        input=[P] * n, residual=where, output=[R] * n, output_grad=[P] * n,
+    )  # fmt: skip
+    x, residual = case.activation([P] * n), case.activation()
+    for name in ("weight", "input_bias"):
+        case.parameter(module, name)
+
+    def function(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+        total = residual + (x + bias)
+        return [*rms_norm(total, weight), total]
+
+    case.compare(way(module)(x, residual), [[R] * n, case.at], function, [[P] * n, case.at])
+
+
+def check_swiglu(case: Of, where: Placements, way: Call) -> None:
+    module = SwiGLU(
+        case.shape[-1], bias=True, mesh=case.ours, input=where, dtype=torch.float64, parameters=case.parameters
+    )
+    gate, up = case.activation(), case.activation()
+    for name in ("gate_bias", "up_bias"):
+        case.parameter(module, name)
+    case.compare([way(module)(gate, up)], [case.at], lambda a, b, c, d: [functional.silu(a + c) * (b + d)])
+
+
+def check_loss(case: Of, where: Placements, way: Call) -> None:
+    last = len(case.shape) - 1
+    module = CrossEntropyLoss(mesh=case.ours, logits=where)
+    rows = [R if isinstance(p, Shard) and p.dim == last else p for p in case.at]
+    target = torch.arange(torch.Size(case.shape[:-1]).numel()).reshape(case.shape[:-1]) % case.shape[-1]
+    given = distribute(target, case.mesh, rows)
+
+    def function(x: Tensor) -> list[Tensor]:
+        return [functional.cross_entropy(x.flatten(0, -2), target.flatten())]
+
+    case.compare([way(module)(case.activation(), given)], [[R] * case.mesh.ndim], function)
+
+
+CHECKS = [check_norm, check_add_norm, check_swiglu, check_loss]
+
+
+def run(pg, check: Callable[[Of, Placements, Call], None], kind: str, parameters: str, way: Call) -> None:
+    meshes = [((pg.size,), CASES)] + [((2, 2), ON_FOUR)] * (pg.size == 4)
+    for shape, cases in meshes:
+        mesh = make_mesh(shape, pg.device.type)
+        for placements, sizes in cases:
+            case = Of(mesh, placements, sizes)
+            case.kind, case.parameters = kind, parameters
+            check(case, placements, way)
+
+
+@pytest.mark.parametrize("way", [eager, compiled, dynamic])
+@pytest.mark.parametrize("kind", ["leaf", "result", "transposed"])
+def test_norm(kind: str, way: Call, pg) -> None:
+    run(pg, check_norm, kind, "local" if way is compiled else "dtensor", way)
+
+
+@pytest.mark.parametrize("way", [compiled, dynamic])
+@pytest.mark.parametrize("check", CHECKS[1:])
+def test_modules(check: Callable[[Of, Placements, Call], None], way: Call, pg) -> None:
+    run(pg, check, "leaf", "dtensor", way)
+
+
+def test_sizes_after_one_another(pg) -> None:
+    """torch.compile takes sizes as symbols when a second one comes."""
+    mesh = make_mesh((pg.size,), pg.device.type)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    module = RMSNorm(6, EPS, mesh=DeviceMesh.from_torch(mesh), input=S1, dtype=torch.float64)
+    call = torch.compile(module, fullgraph=True, backend=counter)
+    for rows in (7, 9, 11, 13):
+        module.zero_grad()
+        case = Of(mesh, [S1], (2, rows, 6))
+        x = case.activation()
+        case.leaves.append((module.weight, torch.ones(6, dtype=torch.float64), [R]))
+        case.compare([call(x)], [case.at], rms_norm)
+    assert counter.frame_count == 2
+
+
+def test_two_cuts_of_a_dim_counted_from_the_end(pg) -> None:
+    if pg.size != 4:
+        pytest.skip("needs a mesh of two dimensions")
+    case = Of(make_mesh((2, 2), pg.device.type), [LAST, LAST], (3, 9))
+    module = RMSNorm(9, mesh=case.ours, input=[LAST, LAST], dtype=torch.float64)
+    with pytest.raises(PlacementError, match="two cuts of a dim are uneven"):
+        compiled(module)(case.activation())
+
+
+def test_strides_that_are_symbols_are_read_behind_sizes(pg) -> None:
+    mend_symbolic_strides()
+    assert not reads_sizes_as_strides(schemas.SubclassCreationMeta.compute_outer_size_and_stride)
