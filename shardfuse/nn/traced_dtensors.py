@@ -55,7 +55,6 @@ def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, place
 
     if not isinstance(tensor, DTensor):
         return tensor
-    placement = placement.resolve("placement", tensor.ndim)
     wanted = placements_of(placement, tensor.ndim)
     if tuple(tensor.placements) != wanted:
         raise elsewhere(name, tensor.placements, wanted)
