@@ -105,6 +105,8 @@ SETTINGS: dict[str, Callable[[], tuple[torch.nn.Module, str, object]]] = {
     "CrossEntropyLoss(label_smoothing=2.0): ": lambda: (nn.CrossEntropyLoss(), "label_smoothing", 2.0),
     "LogProb(temperature=0.0): ": lambda: (nn.LogProb(), "temperature", 0.0),
     "Softmax(dim=None): ": lambda: (nn.Softmax(), "dim", None),
+    "BatchNorm2d(momentum=7): expected None, or a number from 0 to 1": lambda: (nn.BatchNorm2d(6), "momentum", 7),
+    "BatchNorm1d(momentum='x'): ": lambda: (nn.BatchNorm1d(6), "momentum", "x"),
 }
 
 

@@ -192,7 +192,9 @@ def test_bad_inputs() -> None:
         (lambda: module(q, q, cos, cos, positions=torch.arange(5)), "not both"),
         (lambda: module(q, q, cos[:4], cos[:4]), "cos has shape"),
         (lambda: module(q, q, cos, torch.ones(5, 3)), "sin has shape"),
-        (lambda: module(q, positions=torch.arange(4)), "cos has shape"),
+        (lambda: module(q, positions=torch.arange(4)), r"positions has shape \[4\], expected \["),
+        (lambda: module(q, positions=torch.zeros(7, q.shape[1])), r"positions has shape \[7, "),
+        (lambda: module(q, positions=torch.zeros(1, 1, 1)), r"positions has shape \[1, 1, 1\]"),
         (lambda: module(q, positions=torch.arange(5) + 0j), "positions has dtype torch.complex64"),
         (lambda: module.tables([0, 1, 2, 3, 4]), "positions has type list"),
     ):

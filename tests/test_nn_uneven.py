@@ -179,3 +179,27 @@ def test_local_shards_of_a_told_whole() -> None:
             norm(local)
 
     run_ranks(4, run)
+
+
+def test_an_unsharded_shape_that_does_not_fit_is_refused() -> None:
+    """Of pieces of one size, which need none; one that fits is taken."""
+    x, target = numbers((8, 6), 0, torch.float64), torch.arange(8) % 6
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(list(range(size)))
+        local, own = x.chunk(size)[rank], target.chunk(size)[rank]
+        norm = RMSNorm(6, EPS, mesh=mesh, input=S0, dtype=torch.float64)
+        loss = CrossEntropyLoss(mesh=mesh, logits=S0)
+        calls: list[Callable[[Sequence[int]], object]] = [
+            lambda whole: norm(local, unsharded=whole),
+            lambda whole: SwiGLU(mesh=mesh, input=S0)(local, local, unsharded=whole),
+            lambda whole: loss(local, own, unsharded=whole),
+            lambda whole: redistribute(local, mesh, S0, R, unsharded=whole),
+        ]
+        for call in calls:
+            for _ in range(2):
+                with pytest.raises(ModuleInputError, match=r"unsharded has sizes \[12, 6\].*this rank has \[4, 6\]"):
+                    call((12, 6))
+            call((8, 6))
+
+    run_ranks(2, run)

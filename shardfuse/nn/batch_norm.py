@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 from weakref import WeakValueDictionary
 
@@ -24,9 +25,16 @@ from .fused import PLAIN, FusedOp
 from .moved_statistics import move_towards
 from .parameters import ParameterKind
 from .placement import TensorPlacement
+from .settings import Checked
 
 if TYPE_CHECKING:
     from .placement import Placements
+
+
+def _check_momentum(module: BatchNorm, momentum: object) -> None:
+    """Raise ModuleArgumentError for what is no momentum."""
+    is_share: bool = momentum is None or (isinstance(momentum, Real) and 0 <= cast(Any, momentum) <= 1)
+    module.check_argument("momentum", momentum, is_share, "None, or a number from 0 to 1")
 
 
 class BatchNorm(ChannelNorm):
@@ -46,6 +54,7 @@ class BatchNorm(ChannelNorm):
     family = "batch_norm"
     _version = 2
     _dims: tuple[int, ...] = ()
+    momentum: Checked[float | None] = Checked(_check_momentum)
     running_mean: torch.Tensor | None
     running_var: torch.Tensor | None
     num_batches_tracked: torch.Tensor | None
@@ -69,8 +78,6 @@ class BatchNorm(ChannelNorm):
         super().__init__(mesh, placement.replicated(), parameters)
         self.check_argument("num_features", num_features, num_features >= 1, "1 or more")
         self.check_argument("eps", eps, eps >= 0, "0 or more")
-        is_share = momentum is None or 0 <= momentum <= 1
-        self.check_argument("momentum", momentum, is_share, "None, or a number from 0 to 1")
         if any(d is not None and (d < 0 or d == 1) for d in placement.shards):
             advice = (
                 "shard batch or image dims, counted from the front; for channels make one of theirs, without a mesh"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from ..arguments import expected_of
 from ..errors import ArgumentError, ModuleArgumentError, ModuleInputError
 from ..ir import DataType
+
+if TYPE_CHECKING:
+    from ..mesh import DeviceMesh
+    from .placement import TensorPlacement
 
 Parameters = dict[str, torch.Tensor | None]
 SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -28,6 +32,21 @@ class Checks:
         """Raise ModuleArgumentError unless ``is_right``, which the value of an argument that makes the module is."""
         if not is_right:
             raise ModuleArgumentError(self.checked_name, argument, value, expected)
+
+    def check_whole(
+        self, unsharded: Sequence[int], mesh: DeviceMesh | None, placements: Sequence[TensorPlacement], x: torch.Tensor
+    ) -> None:
+        """Raise ModuleInputError for an unsharded shape of which x, the first of a call, is no piece.
+
+        placements: of the call's tensors.  Where shards differ in size their fusion compares them.
+        """
+        if any(p.uneven for p in placements) or x.ndim != len(unsharded):
+            return
+        wanted, here = placements[0].local_shape(mesh, unsharded), tuple(x.shape)
+        if wanted != here:
+            found, expected = f"sizes {list(unsharded)}", f"those of the tensor of which this rank has {list(here)}"
+            advice = f"of {list(unsharded)} it has {list(wanted)}; leave it out where all pieces have one size"
+            raise ModuleInputError(self.checked_name, "unsharded", found, expected, advice)
 
     def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
         """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""

@@ -253,6 +253,8 @@ class FusedModule(Checks, PromisingModule):
             local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
         entered = local if shaping is None else shaping.enter(local)
         op = self.bind(entered, unsharded)
+        if unsharded is not None:
+            self.check_whole(unsharded, self.mesh, op.arguments, entered[0])
         if shaping is not None and shaping.is_deferred:
             assert op.deferred is not None, "whoever asks for it knows that there is one"
             op = op.deferred()

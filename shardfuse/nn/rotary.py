@@ -248,7 +248,10 @@ class RotaryEmbedding(TakesProducts, FusedModule):
             found = "cos and sin, or positions, not both" if positions is not None else "cos or sin alone"
             raise ModuleInputError("RotaryEmbedding", "the call", found, "one of the two ways", "leave one out")
         if cos is None or sin is None:
-            positions = self._positions(query, unsharded) if positions is None else positions
+            if positions is None:
+                positions = self._positions(query, unsharded)
+            else:
+                self._check_positions(positions, query)
             cos, sin = self.tables(positions)
         cos, sin = self._table("cos", cos, query), self._table("sin", sin, query)
         return (
@@ -317,6 +320,20 @@ class RotaryEmbedding(TakesProducts, FusedModule):
                 raise ModuleInputError("RotaryEmbedding", name, f"dtype {x.dtype}", expected, "cast one")
             for dim in (0, self._sequence_dim):
                 self.check_size(name, x, dim, query.shape[dim])
+
+    def _check_positions(self, positions: torch.Tensor, query: torch.Tensor) -> None:
+        """Raise ModuleInputError for positions of another shape than the query's."""
+        self.check_type("positions", positions)
+        if positions.shape == query.shape[self._sequence_dim : self._sequence_dim + 1]:  # what most calls pass
+            return
+        if self.packed is None:
+            self._check((query,))
+        sizes = (query.shape[0 if self.batch_first else 1], query.shape[self._sequence_dim])
+        given = (1,) * (positions.ndim == 1) + tuple(positions.shape)
+        if len(given) != 2 or any(n not in (1, size) for n, size in zip(given, sizes, strict=True)):
+            expected = f"[{sizes[1]}] or {list(sizes)}, those of the query's sequence, or of its batch and sequence"
+            found = f"shape {list(positions.shape)}"
+            raise ModuleInputError("RotaryEmbedding", "positions", found, expected, "pass this rank's")
 
     def _positions(self, query: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
         """Those of this rank's part of the sequence."""

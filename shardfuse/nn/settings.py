@@ -9,7 +9,7 @@ Caches of compiled graphs outlive a process, so that a text names a mesh by its 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -46,6 +46,27 @@ class Setting(Generic[T]):
         _check(described, self._name, value)
         module.__dict__[self._name] = value
         described.describe()
+
+
+class Checked(Generic[T]):
+    """An attribute of a module that its fusions do not depend on, which is checked wherever it is assigned.
+
+    check: ``check(module, value)`` raises for a value that the module does not take.
+    """
+
+    def __init__(self, check: Callable[[Any, Any], None]) -> None:
+        self._check = check
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    if TYPE_CHECKING:
+
+        def __get__(self, module: object, owner: type) -> T: ...
+
+    def __set__(self, module: object, value: T) -> None:
+        self._check(module, value)
+        module.__dict__[self._name] = value
 
 
 def _check(module: _Described, name: str, value: object) -> None:

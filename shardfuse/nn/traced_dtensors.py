@@ -1,7 +1,8 @@
 """DTensors into the modules and out of them, in words that torch.compile knows.
 
-Dynamo takes two functions as they are into its graph, which AOTAutograd traces: it loses sizes that are symbols where
-it traces an autograd function itself (torch 2.11 and 2.13).
+From torch 2.13 these are DTensor's own, which torch's cache of compiled graphs takes.  Before, ``from_local`` has no
+``grad_placements``, and gradients of short shards come out whole: Dynamo takes two functions as they are into its
+graph, which AOTAutograd traces.  (Where Dynamo traces an autograd function itself, it loses sizes that are symbols.)
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _REPLICATE, _PARTIAL = -1, -2
 """In place of the dim that a mesh dimension cuts: graphs know integers, and no placements."""
+DTENSORS_OWN: bool = cast("Any", torch.__version__) >= (2, 13)
+"""Are DTensor's own words right?"""
 P = ParamSpec("P")
 
 
@@ -42,11 +45,23 @@ def on_traced(
     like = next(a.tensor for a in arguments if isinstance(a.tensor, DTensor))
     outputs = call(*[local_traced(a.name, a.tensor, mesh, a.placement) for a in arguments])
     several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
-    wrapped = [
-        _dtensor_in_graph(x, like, r.shape, _encoded(r.placement, x.ndim), _encoded(r.gradient, x.ndim))
-        for x, r in zip(several, results, strict=True)
-    ]
+    wrapped = [_dtensor_traced(x, like, r) for x, r in zip(several, results, strict=True)]
     return tuple(wrapped) if isinstance(outputs, tuple) else wrapped[0]
+
+
+def _dtensor_traced(x: torch.Tensor, like: DTensor, result: Result) -> torch.Tensor:
+    """A result as a DTensor on the mesh of ``like``."""
+    from torch.distributed.tensor import DTensor
+
+    where, gradient = result.placement, result.gradient
+    if not DTENSORS_OWN:
+        return _dtensor_in_graph(x, like, result.shape, _encoded(where, x.ndim), _encoded(gradient, x.ndim))
+    placements, wanted = placements_of(where, x.ndim), placements_of(gradient, x.ndim)
+    stride = dense_strides(result.shape, range(len(result.shape)))
+    given: dict[str, Any] = {"run_check": False, "shape": torch.Size(result.shape), "stride": stride}
+    if wanted != placements:
+        given["grad_placements"] = wanted
+    return DTensor.from_local(x, like.device_mesh, placements, **given)
 
 
 def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
@@ -55,13 +70,14 @@ def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, place
 
     if not isinstance(tensor, DTensor):
         return tensor
-    placement = placement.resolve("placement", tensor.ndim)
     wanted = placements_of(placement, tensor.ndim)
     if tuple(tensor.placements) != wanted:
         raise elsewhere(name, tensor.placements, wanted)
     if placement.cuts_unevenly(mesh, tensor.shape) and len(set(placement.cut_dims)) < len(placement.cut_dims):
         advice = "pad it, or call the module outside of torch.compile"
         raise PlacementError(name, tensor.placements, "torch.compile, where two cuts of a dim are uneven", advice)
+    if DTENSORS_OWN:
+        return tensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
     return _local_in_graph(tensor, _encoded(placement.gradient(), tensor.ndim))
 
 

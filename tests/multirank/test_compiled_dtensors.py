@@ -19,7 +19,6 @@ from torch.nn import functional
 from uneven_cases import LAST, Check, Placements
 
 from shardfuse import DeviceMesh
-from shardfuse.errors import PlacementError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU
 from shardfuse.nn.symbolic_strides import mend_symbolic_strides, reads_sizes_as_strides
 
@@ -84,9 +83,9 @@ class Of(Check):
             grad = leaf.grad
             if isinstance(grad, DTensor):
                 assert tuple(grad.placements) == tuple(at)
-                assert grad.stride() == leaf.stride()
-                if grad.to_local().numel():
-                    assert grad.to_local().stride() == leaf.to_local().stride()
+                for a, b in ((grad, leaf), (grad.to_local(), leaf.to_local())):
+                    dims = [dim for dim, size in enumerate(a.shape) if size > 1]
+                    assert not a.numel() or [a.stride(dim) for dim in dims] == [b.stride(dim) for dim in dims]
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> list[Tensor]:
@@ -173,22 +172,13 @@ def test_sizes_after_one_another(pg) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     module = RMSNorm(6, EPS, mesh=DeviceMesh.from_torch(mesh), input=S1, dtype=torch.float64)
     call = torch.compile(module, fullgraph=True, backend=counter)
-    for rows in (7, 9, 11, 13):
+    for rows in (11, 15, 19, 23):  # each changes all pieces, whose sizes torch guards
         module.zero_grad()
         case = Of(mesh, [S1], (2, rows, 6))
         x = case.activation()
         case.leaves.append((module.weight, torch.ones(6, dtype=torch.float64), [R]))
         case.compare([call(x)], [case.at], rms_norm)
     assert counter.frame_count == 2
-
-
-def test_two_cuts_of_a_dim_counted_from_the_end(pg) -> None:
-    if pg.size != 4:
-        pytest.skip("needs a mesh of two dimensions")
-    case = Of(make_mesh((2, 2), pg.device.type), [LAST, LAST], (3, 9))
-    module = RMSNorm(9, mesh=case.ours, input=[LAST, LAST], dtype=torch.float64)
-    with pytest.raises(PlacementError, match="two cuts of a dim are uneven"):
-        compiled(module)(case.activation())
 
 
 def test_strides_that_are_symbols_are_read_behind_sizes(pg) -> None:
