@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,8 +18,9 @@ from .fused import PLAIN, FusedModule, FusedOp
 from .of_linear import TakesProducts
 from .placement import TensorPlacement
 from .rotary_fusions import RotarySpec, packed_rotary_op, rotary_op
+from .rotary_packing import count, heads_before, packing
 from .settings import Setting, printed
-from .shaping import Reshaped, Shaping
+from .shaping import Shaping
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -172,7 +173,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
             return None
         sizes = [1, 1, 1, half]
         sizes[2 if self.heads_dim == 1 else along] = x.shape[along]
-        shaping = None if self.packed is None else _packing(self.packed, self.head_dim, self.batch_first)
+        shaping = None if self.packed is None else packing(self.packed, self.head_dim, self.batch_first)
         return self.run_again((*tensors, cos.view(sizes), sin.view(sizes)), shaping)
 
     def _packed(
@@ -184,7 +185,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         positions: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values of x, [batch, sequence, features]."""
-        heads = _count(packed)
+        heads = count(packed)
         if type(x) not in PLAIN and has_dtensor((x,)):
             raise PlacementError("query", cast("Any", x).placements, "packed heads", "pass to_local()")
         if x.ndim != 3 or x.shape[-1] != heads * self.head_dim:
@@ -195,7 +196,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         tables = self._tables_of(x, cos, sin, positions, None)
         if torch.compiler.is_compiling():
             return tuple(self.as_op((x, *tables), None, None))
-        return tuple(self.run((x, *tables), None, _packing(packed, self.head_dim, self.batch_first)))
+        return tuple(self.run((x, *tables), None, packing(packed, self.head_dim, self.batch_first)))
 
     def as_op(
         self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
@@ -209,13 +210,13 @@ class RotaryEmbedding(TakesProducts, FusedModule):
             return super().as_op(tensors, unsharded, shaping)
         x, cos, sin = tensors
         self.check_plain(query=x, cos=cos)
-        heads = x.view(*x.shape[:-1], _count(self.packed), self.head_dim)
+        heads = x.view(*x.shape[:-1], count(self.packed), self.head_dim)
         query, key, value = heads.split_with_sizes([*self.packed, self.packed[1]], 2)
         if self.promises is not None:
             turned = self.library_op([query, key, cos, sin], self.__dict__["_apart_text"], None)[:2]
         else:
             turned = [traced.rotary(t, cos, sin, self.rotary_dim, interleaved=self.interleaved) for t in (query, key)]
-        return [_heads_before(t, self.batch_first) for t in (*turned, value)]
+        return [heads_before(t, self.batch_first) for t in (*turned, value)]
 
     def _call(
         self,
@@ -381,32 +382,3 @@ def _check_local(name: str, table: torch.Tensor) -> None:
     if has_dtensor((table,)):
         expected, advice = "this rank's local tensor, whatever the query is", f"pass {name}.to_local()"
         raise ModuleInputError("RotaryEmbedding", name, "a DTensor", expected, advice)
-
-
-def _count(packed: tuple[int, int]) -> int:
-    """Heads of queries, keys and values."""
-    return packed[0] + 2 * packed[1]
-
-
-def _heads_before(x: torch.Tensor, batch_first: bool) -> torch.Tensor:
-    """[batch, sequence, heads, head_dim], or the first two the other way round -> as attention takes it."""
-    return x.transpose(1, 2) if batch_first else x.permute(1, 2, 0, 3)
-
-
-def _heads_behind(x: torch.Tensor, batch_first: bool) -> torch.Tensor:
-    """The way back."""
-    return x.transpose(1, 2) if batch_first else x.permute(2, 0, 1, 3)
-
-
-@lru_cache(maxsize=256)
-def _packing(packed: tuple[int, int], head_dim: int, batch_first: bool) -> Shaping:
-    """[batch, sequence, features] <-> heads behind the sequence; the three -> [batch, heads, sequence, head_dim]."""
-    sizes = [*packed, packed[1]]
-    by_head = Reshaped(enter=lambda x: x.view(*x.shape[:-1], _count(packed), head_dim), leave=lambda x: x.flatten(-2))
-    behind = Reshaped(enter=partial(_heads_behind, batch_first=batch_first))
-
-    def parts(turned: torch.Tensor) -> Sequence[torch.Tensor]:
-        """In two ops of torch's, the second of which makes no views as autograd has them."""
-        return torch.unsafe_split_with_sizes(_heads_before(turned, batch_first), sizes, 1)
-
-    return Shaping((by_head,), (behind,) * 3, parts=parts)
