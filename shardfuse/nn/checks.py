@@ -34,16 +34,19 @@ class Checks:
             raise ModuleArgumentError(self.checked_name, argument, value, expected)
 
     def check_whole(
-        self, unsharded: Sequence[int], mesh: DeviceMesh | None, placements: Sequence[TensorPlacement], x: torch.Tensor
-    ) -> None:
-        """Raise ModuleInputError for an unsharded shape of which x, the first of a call, is no piece.
+        self, unsharded: Sequence[int], mesh: DeviceMesh | None, placements: Sequence[TensorPlacement], x: torch.Tensor,
+        is_shaped: bool,
+    ) -> None:  # fmt: skip
+        """Raise ModuleInputError for an unsharded shape of which x, the first tensor of the op, is no piece.
 
-        placements: of the call's tensors.  Where shards differ in size their fusion compares them.
+        placements: of the op's tensors.  Where shards differ in size their fusion compares them.
+        is_shaped: have they other dims than a caller's, along those that are not cut?
         """
         if any(p.uneven for p in placements) or x.ndim != len(unsharded):
             return
-        wanted, here = placements[0].local_shape(mesh, unsharded), tuple(x.shape)
-        if wanted != here:
+        at = placements[0].resolve("unsharded", x.ndim)
+        wanted, here = at.local_shape(mesh, unsharded), tuple(x.shape)
+        if any(wanted[dim] != here[dim] for dim in (at.cut_dims if is_shaped else range(x.ndim))):
             found, expected = f"sizes {list(unsharded)}", f"those of the tensor of which this rank has {list(here)}"
             advice = f"of {list(unsharded)} it has {list(wanted)}; leave it out where all pieces have one size"
             raise ModuleInputError(self.checked_name, "unsharded", found, expected, advice)

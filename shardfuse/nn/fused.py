@@ -254,7 +254,7 @@ class FusedModule(Checks, PromisingModule):
         entered = local if shaping is None else shaping.enter(local)
         op = self.bind(entered, unsharded)
         if unsharded is not None:
-            self.check_whole(unsharded, self.mesh, op.arguments, entered[0])
+            self.check_whole(unsharded, self.mesh, op.arguments, entered[0], shaping is not None)
         if shaping is not None and shaping.is_deferred:
             assert op.deferred is not None, "whoever asks for it knows that there is one"
             op = op.deferred()

@@ -325,6 +325,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
     def _check_positions(self, positions: torch.Tensor, query: torch.Tensor) -> None:
         """Raise ModuleInputError for positions of another shape than the query's."""
         self.check_type("positions", positions)
+        _check_local("positions", positions)
         if positions.shape == query.shape[self._sequence_dim : self._sequence_dim + 1]:  # what most calls pass
             return
         if self.packed is None:
