@@ -77,7 +77,7 @@ FAULTS = (
     ),
     Fault(
         "what hooks give back for saved tensors is taken as it comes",
-        "shardfuse/nn/fused.py",
+        "shardfuse/nn/bound_op.py",
         "self.unsharded, is_known=False)",
         "self.unsharded, is_known=True)",
         ("tests/test_repeats.py", "-k", "hooks"),
