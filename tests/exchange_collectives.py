@@ -25,7 +25,7 @@ from shardfuse import DeviceMesh, collectives, initialize
 from shardfuse.codegen.collective_kernels import Kind
 from shardfuse.codegen.collective_moves import Moves, all_reduced, exchanged, gathered, scattered
 from shardfuse.errors import PeerLostError
-from shardfuse.executor import bound_collectives, symmetric_collectives
+from shardfuse.executor import bound_collectives, collective_calls, symmetric_collectives
 from shardfuse.executor.launch import queue_on
 from shardfuse.executor.nccl_channels import Issue
 from shardfuse.executor.symmetric_collectives import symmetric_channel
@@ -123,7 +123,7 @@ def run_collectives(context: ProcessContext) -> None:
     if not is_on_gpu:  # several turns of a program, and programs that claim their numbers, of little
         symmetric_collectives.shared_programs = lambda multiprocessors: 3
         symmetric_collectives.free_multiprocessors = lambda multiprocessors: 2
-        symmetric_collectives._ONE_STEP_BYTES = 1 << 12  # larger sums of three ranks in two steps
+        collective_calls.ONE_STEP_BYTES = 1 << 12  # larger sums of three ranks in two steps
     own, team, n = random.Random(context.rank), Team.of(range(context.world_size)), context.world_size
     shapes, types = (SHAPES, TYPES) if is_on_gpu else (FEW, TYPES[::3])
     cases = [*cases_of(shapes, types, n), *(cases_of(LARGE, TYPES[:1], n) if is_on_gpu else ())]

@@ -43,6 +43,7 @@ from ..rank_errors import CapturedCollectiveError
 from ..schedulers.plan import RankExchange
 from ..schedulers.rank_exchange import MOST_RANKS
 from .agreement import agreed
+from .collective_calls import is_one_step
 from .comparison import digest
 from .kept_tensors import made_to_last
 from .kernel import Kernel, Launch
@@ -57,8 +58,6 @@ MOST_BYTES = 1 << 28
 """Of what a rank gives one other, beyond which NCCL's rings are as fast."""
 _SHARE = 2
 """Of the arena, collectives take no more than one part of so many: fused kernels are to find room as well."""
-_ONE_STEP_BYTES = 8 << 20
-"""Bytes beyond those of two steps that all-reduces may send in one (``docs/exchange_protocol.md``)."""
 _BITS = {1: DataType.Int8, 2: DataType.Int16, 4: DataType.Int32, 8: DataType.Int, 16: DataType.Int}
 """By bytes of an element: integers that are moved in place of it, wherever it begins.  A complex number is two."""
 _SUMMED = {t.torch: t for t in SUMMED}
@@ -155,8 +154,7 @@ def _issue(
         return None
     carried = _SUMMED[dtype] if is_summed else _BITS[dtype.itemsize]
     size, ranks = units.count * UNIT, team.size
-    # does sending all to all move much more than a reduce-scatter and a gather would?
-    if kind == "all_reduce" and (ranks - 1) * (ranks - 2) * size > ranks * _ONE_STEP_BYTES:
+    if kind == "all_reduce" and not is_one_step(size, ranks):
         return _in_two_steps(found, team, device, dtype, moves.count)
     multiprocessors = device_here(device).multiprocessors
     free = free_multiprocessors(multiprocessors)
