@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
+from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,9 +18,28 @@ os.environ["SHARDFUSE_STRICT"] = "1"
 import torch
 from file_claims import Claims
 
+from shardfuse.config import read_cache_directory
+from shardfuse.executor.driver import Driver, open_unconnected
+from shardfuse.frontend import repeat
+
 _CLAIMS = Claims.from_environment()
 
 torch.set_num_threads(1)
+
+
+@cache
+def driver_on_cpu() -> Driver | None:
+    """What runs without a GPU of what is written in C; ``None`` where there is no compiler for it."""
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    return None if compiler is None else open_unconnected(read_cache_directory())
+
+
+def _driver_for(tensors: Sequence[torch.Tensor]) -> Driver | None:
+    return driver_on_cpu()
+
+
+# Calls are repeated in C, as they are on a GPU; what runs in another process repeats them in Python.
+repeat.driver_for = _driver_for
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

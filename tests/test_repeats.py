@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
 import symtable
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from weakref import ref
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import run_ranks
 from torch.distributed.tensor import Partial, Replicate
 
@@ -35,10 +40,38 @@ from shardfuse.frontend import repeat
 from shardfuse.frontend.executor_cache import PROGRAMS, FusionExecutorCache
 from shardfuse.nn import FusionTimer, RMSNorm, SwiGLU
 from shardfuse.nn.fused import BoundOp
+from shardfuse.segments.segment import Segment
+
+
+@pytest.fixture(params=["C", "Python"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are repeated in C, but where there is no compiler."""
+    if request.param == "Python":
+        monkeypatch.setattr(repeat, "driver_for", lambda tensors: None)
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> list[type[BaseException]]:
+    """What the steps of programs raise while there is anything in it, with the dims of what they are given."""
+    found: list[type[BaseException]] = []
+    evaluation_of = program.evaluation_of
+
+    def evaluation(segment: Segment, rank: int, device: torch.device) -> Callable[..., object]:
+        run = evaluation_of(segment, rank, device)
+
+        def run_or_fail(*tensors: torch.Tensor) -> object:
+            if found:
+                raise found[0](f"planted, of {tensors[0].ndim} dims")
+            return run(*tensors)
+
+        return run_or_fail
+
+    monkeypatch.setattr(program, "evaluation_of", evaluation)
+    return found
 
 
 def called(module: torch.nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,19 +202,19 @@ def test_a_copied_timer_keeps_what_it_has() -> None:
     assert copy.deepcopy(timer).tag == "mine"
 
 
-def test_the_script_of_a_repeat_that_fails_has_the_shapes_of_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_of_a_repeat_that_fails_has_the_shapes_of_its_definition(
+    monkeypatch: pytest.MonkeyPatch, planted: list[type[BaseException]]
+) -> None:
     """Partial sums have a dim of 1 in front, which a repeat leaves out where kernels read them by their address."""
 
-    def fail(arguments: list[torch.Tensor]) -> None:
-        raise RuntimeError(f"planted, of {arguments[0].ndim} dims")
-
     monkeypatch.setattr(program, "only_addressed", lambda names, steps: frozenset(range(len(names))))
-    monkeypatch.setattr(repeat, "are_real_as_they_are", fail)  # which a repeat asks first
 
     def run(rank: int, size: int) -> str:
         mesh = DeviceMesh(list(range(size)))
         module = RMSNorm(16, mesh=mesh, input=Partial(), output=Replicate(), parameters="local")
         module(drawn(4, 16))
+        dist.barrier()
+        planted[:] = [RuntimeError]
         with pytest.raises(RuntimeError, match="planted, of 2 dims") as caught:
             module(drawn(4, 16))
         return "".join(caught.value.__notes__)
@@ -316,14 +349,66 @@ def test_what_is_more_than_layouts_is_looked_up(looked_up: list[object], writes:
     assert len(looked_up) == 3
 
 
-def test_a_call_that_fails_again_names_what_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise RuntimeError("planted")
-
-    fd = doubled()
-    for _ in range(2):
-        assert is_doubled(fd, drawn(4, 16))
-    monkeypatch.setattr(repeat, "world_key", fail)  # which a repeat asks first
+def test_a_call_that_fails_again_names_what_was_called(planted: list[type[BaseException]]) -> None:
+    fd, x = doubled(), drawn(4, 16)
+    for _ in range(3):
+        assert is_doubled(fd, x)
+    planted.append(RuntimeError)
+    held = sys.getrefcount(x)
     with pytest.raises(RuntimeError, match="planted") as caught:
-        fd.execute([drawn(4, 16)])
+        fd.execute([x])
     assert "FusionDefinition" in "".join(caught.value.__notes__)
+    assert caught.traceback[-1].name == "run_or_fail"
+    assert torch.is_grad_enabled()
+    del caught
+    gc.collect()
+    assert sys.getrefcount(x) == held
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_call_is_left_as_it_is(planted: list[type[BaseException]], error: type[BaseException]) -> None:
+    fd = doubled()
+    for _ in range(3):
+        assert is_doubled(fd, drawn(4, 16))
+    planted.append(error)
+    with pytest.raises(error) as caught:
+        fd.execute([drawn(4, 16)])
+    assert not hasattr(caught.value, "__notes__")
+    assert torch.is_grad_enabled()
+
+
+def test_gradients_are_recorded_again_behind_a_call() -> None:
+    fd, x = doubled(), drawn(4, 16)
+    for is_recording in (True, False, True):
+        with torch.set_grad_enabled(is_recording):
+            for _ in range(3):
+                assert is_doubled(fd, x)
+                assert torch.is_grad_enabled() is is_recording
+
+
+def test_inputs_of_another_kind_of_sequence(looked_up: list[object]) -> None:
+    fd, x = doubled(), drawn(4, 16)
+    for _ in range(3):
+        assert is_doubled(fd, x)
+    with pytest.raises(ShardfuseError):
+        fd.execute([])
+    with pytest.raises(ShardfuseError):
+        fd.execute([x, x])
+    assert fd.execute(iter_of([x]))[0].equal(x + x)
+    with pytest.raises(ShardfuseError):
+        fd.execute([[1.0]])  # pyright: ignore[reportArgumentType]
+
+
+class iter_of(list):  # noqa: N801
+    """A list of another type."""
+
+
+def test_a_definition_is_let_go_of_with_its_repeats() -> None:
+    fd = doubled()
+    for _ in range(3):
+        assert is_doubled(fd, drawn(4, 16))
+    assert fd._again is not None
+    fusion = ref(fd)
+    del fd
+    gc.collect()
+    assert fusion() is None

@@ -433,7 +433,7 @@ PyMODINIT_FUNC PyInit_driver(void) {
     data_ptr = PyUnicode_InternFromString("data_ptr");
     PyObject *made = data_ptr ? PyModule_Create(&definition) : NULL;
     if (made && (PyModule_AddFunctions(made, nccl_methods) || PyModule_AddFunctions(made, clock_methods) ||
-                 PyModule_AddFunctions(made, ordered_methods)))
+                 PyModule_AddFunctions(made, ordered_methods) || PyModule_AddFunctions(made, repeat_methods)))
         Py_CLEAR(made);
     return made;
 }

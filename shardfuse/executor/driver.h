@@ -33,7 +33,7 @@ int enter_device(int device);
 /* Look up what ordered.c calls: the name of what the library has not, or NULL. */
 const char *connect_ordered(void *library);
 
-extern PyMethodDef nccl_methods[], clock_methods[], ordered_methods[];
+extern PyMethodDef nccl_methods[], clock_methods[], ordered_methods[], repeat_methods[];
 
 #pragma GCC visibility pop
 #endif

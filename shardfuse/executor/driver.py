@@ -16,10 +16,11 @@ import subprocess
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
+from weakref import ref
 
 import torch
 
@@ -28,7 +29,41 @@ from ..secure_files import read_sealed, write_sealed
 
 LIBRARY = "libcuda.so.1"
 _HEADER = Path(__file__).with_name("driver.h")
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("driver.c", "ordered.c", "nccl.c", "clock.c"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("driver.c", "ordered.c", "repeat.c", "nccl.c", "clock.c"))
+
+
+class RepeatParts(NamedTuple):
+    """What a repeated call compares and calls.
+
+    check: is asked of the inputs; ``None`` where the caller has asked.  count: of the inputs.  run: the program.
+    otherwise: is called instead, with the inputs, where this thread cannot begin at once.  failed: is called with the
+    inputs and what the program has raised, and raises.  cache, programs: the cache of the definition, and what its
+    attribute ``programs`` has been since.  made: what becomes its ``last_made``.  group: refers to the default process
+    group; ``None`` without one.  held: of a program of several ranks, whose turn it is.  note, call: what notes a call.
+    has_gradients: does an input require a gradient?  gives_list: are the outputs a new list?
+    """
+
+    check: Callable[..., bool] | None
+    run: Callable[..., object]
+    otherwise: Callable[[Sequence[torch.Tensor]], object]
+    failed: Callable[[Sequence[torch.Tensor], Exception], NoReturn]
+    cache: object
+    programs: object
+    made: object
+    group: ref[Any] | None
+    held: object | None
+    note: Callable[[Any], None] | None
+    call: object
+    count: int
+    has_gradients: bool
+    gives_list: bool
+    c10d: ModuleType
+    forward_ad: object
+    is_grad_enabled: Callable[[], bool]
+    set_grad_enabled: Callable[[bool], None]
+    current_thread: Callable[[], object]
+    is_of_autograd: Callable[[Any], bool]
+    go_on: Callable[[Any, str], None]
 
 
 class Room(Protocol):
@@ -85,6 +120,11 @@ class Driver(Protocol):
         instead: with a report, without an entry of ``launches``, in a capture, before there is an event that is needed,
         and where a launch itself would call its own ``otherwise``.
         """
+        ...
+
+    def repeat(self, parts: RepeatParts) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """``again(inputs)``: the outputs of a program that has run on tensors like these; ``None`` where anything is
+        not as it was."""
         ...
 
     def connect_nccl(self, library: str, driver: str) -> None:
@@ -144,15 +184,9 @@ class Driver(Protocol):
 @functools.cache
 def open_driver(directory: Path, library: str = LIBRARY) -> Driver | None:
     """The module, from ``directory`` or made and left there; ``None`` where that cannot be done, which is said once."""
-    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    digest = hashlib.sha256(b"".join(s.read_bytes() for s in (_HEADER, *_SOURCES)) + suffix.encode()).hexdigest()[:32]
-    name = f"driver_{digest}{suffix}"
+    name = _name()
     try:
-        content = read_sealed(directory, name)
-        if content is None:
-            content = build_driver(name)
-            write_sealed(directory, name, content)
-        driver = cast(Driver, _load(name, content))
+        driver = open_unconnected(directory)
         driver.connect(library)
     except (OSError, ImportError, subprocess.CalledProcessError) as error:
         said = str(error.stderr) if isinstance(error, subprocess.CalledProcessError) else str(error)
@@ -163,6 +197,26 @@ def open_driver(directory: Path, library: str = LIBRARY) -> Driver | None:
         )
         return None
     return driver
+
+
+def open_unconnected(directory: Path) -> Driver:
+    """The module, as it is before it has a library; what it does without one is ``repeat``.
+
+    Raises ``OSError``, ``ImportError`` and ``subprocess.CalledProcessError``.
+    """
+    name = _name()
+    content = read_sealed(directory, name)
+    if content is None:
+        content = build_driver(name)
+        write_sealed(directory, name, content)
+    return cast(Driver, _load(name, content))
+
+
+def _name() -> str:
+    """Of the module's file: another one for other sources, and for another Python."""
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    digest = hashlib.sha256(b"".join(s.read_bytes() for s in (_HEADER, *_SOURCES)) + suffix.encode()).hexdigest()[:32]
+    return f"driver_{digest}{suffix}"
 
 
 def _load(name: str, content: bytes) -> ModuleType:

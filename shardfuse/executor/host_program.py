@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import cast
 
 import torch
@@ -28,9 +28,10 @@ DEVICE_CALLS = ("begin", "queue_now", "start", "wait", "empty", "over", "current
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """``run(*arguments)`` gives the outputs in order; ``text`` is its source."""
+    """``run(*arguments)`` gives the outputs in order; ``text`` is the source of ``body``."""
 
-    run: Host
+    body: Host
+    """``run``, but for `on_failure`."""
     text: str
     kernels: tuple[str, ...] = ()
     """The generated sources."""
@@ -59,6 +60,23 @@ class Program:
 
     ``None`` where they send one another nothing in it.
     """
+    on_failure: Callable[[Exception], None] | None = None
+    """Is called with what ``body`` raises, which is raised again."""
+
+    @cached_property
+    def run(self) -> Host:
+        body, on_failure = self.body, self.on_failure
+        if on_failure is None:
+            return body
+
+        def run_or_tell(*arguments: object) -> tuple[torch.Tensor | None, ...]:
+            try:
+                return body(*arguments)
+            except Exception as error:
+                on_failure(error)
+                raise
+
+        return run_or_tell
 
     def bound_to(self, functions: Mapping[str, object]) -> Host:
         """The program with its names standing for ``functions``, kernel by kernel."""

@@ -107,8 +107,8 @@ class Turn:
         """A copy of a definition runs on the same rank."""
         return self
 
-    def of(self, ranks: Sequence[int]) -> _Held:
-        return _Held(self, ranks, self._teams.setdefault(tuple(ranks), _Team(tuple(ranks))))
+    def of(self, ranks: Sequence[int]) -> Held:
+        return Held(self, ranks, self._teams.setdefault(tuple(ranks), _Team(tuple(ranks))))
 
     def enter(self) -> str | None:
         """``None``, or the name of the thread whose turn it is."""
@@ -201,8 +201,8 @@ class Turn:
         if self._owner is me:
             return None
         if self._owner is not None and self._owner.is_alive():
-            return None if _is_of_autograd(me) else self._name()
-        if not _is_of_autograd(me):  # which acts for another, whose turn it would be
+            return None if is_of_autograd(me) else self._name()
+        if not is_of_autograd(me):  # which acts for another, whose turn it would be
             self._own(me)
         return None
 
@@ -214,7 +214,8 @@ class Turn:
         return "another thread" if self._owner is None else self._owner.name
 
 
-def _is_of_autograd(thread: threading.Thread) -> bool:
+def is_of_autograd(thread: threading.Thread) -> bool:
+    """Is it one in which autograd runs a backward now?"""
     return isinstance(thread, _Foreign) and _graph_task() != -1
 
 
@@ -226,8 +227,10 @@ def _is_another_here(name: str) -> bool:
     return any(t.name == name and t not in _owners and t is not threading.main_thread() for t in threading.enumerate())
 
 
-class _Held:
-    """told: the number of the owner of whom the other ranks know, which is not told again."""
+class Held:
+    """Around a run of a program of ``ranks``.  ``repeat.c`` does the same where nothing has changed.
+
+    told: the number of the owner of whom the other ranks know, which is not told again."""
 
     __slots__ = ("ranks", "team", "told", "turn")
 
@@ -242,7 +245,7 @@ class _Held:
         with turn._lock:  # what ``Turn.enter`` comes to where nothing has changed: a run has no time for its calls
             inside = turn._inside
             is_inside = turn._refused is None and (inside is None or inside is me)
-            is_inside = is_inside and (turn._owner is me or _is_of_autograd(me))
+            is_inside = is_inside and (turn._owner is me or is_of_autograd(me))
             if is_inside:
                 turn._inside = me
                 turn._depth += 1
@@ -274,8 +277,17 @@ class _Held:
             turn._inside = None
         if paired is not None:
             raise ThreadsError(threading.current_thread().name, paired)
-        if refused is not None and error is None and not turn.forgive():
-            raise ThreadsError(threading.current_thread().name, refused)
+        if refused is not None and error is None:
+            go_on(self, refused)
+
+
+def go_on(held: Held, refused: str) -> None:
+    """Behind a run during which the thread of this name was refused.
+
+    Raises ThreadsError where a program of other ranks may have been paired with one of its.
+    """
+    if not held.turn.forgive():
+        raise ThreadsError(threading.current_thread().name, refused)
 
 
 # A rank has a default process group of its own, also where ranks are threads of one process.

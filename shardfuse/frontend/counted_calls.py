@@ -5,11 +5,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
-
-import torch
+from functools import partial
 
 from ..errors import PeerLostError
-from ..executor.host_program import FILE, Host, Program
+from ..executor.host_program import FILE, Program
 from ..mesh.calls import FAILED_RUN, Call, Ledger
 from ..mesh.process import ledger_of
 from ..rank_errors import ExchangeTimeoutError
@@ -22,28 +21,21 @@ def counted(program: Program, call: BoundCall, *, is_sending: bool) -> Program:
     if ledger is None:
         return program
     known = replace(program, call=Call.of(call.text))
-    return replace(known, run=_told_of(program, ledger), note=ledger.note) if is_sending else known
+    if not is_sending:
+        return known
+    return replace(known, note=ledger.note, on_failure=partial(_tell, ledger, program.last_sending_line))
 
 
-def _told_of(program: Program, ledger: Ledger) -> Host:
-    """Its run; once that has failed, calls that follow are compared as those of a rank that has not made this one.
+def _tell(ledger: Ledger, last: int, error: Exception) -> None:
+    """Of a run that has failed: calls that follow are compared as those of a rank that has not made this one.
 
     A rank that runs out of memory and goes on with its next batch would have the others add that to this one: it has
     sent less than it has called, in whatever order.  One that has sent everything has made the call as the others have,
     which need not know: ranks may agree on leaving out that batch.  Failures that another rank is the reason of are
-    told anyway.
+    told anyway.  ``last``: the last line in which the program sends.
     """
-    run, note, last = program.run, ledger.note, program.last_sending_line
-
-    def run_or_tell(*arguments: object) -> tuple[torch.Tensor | None, ...]:
-        try:
-            return run(*arguments)
-        except Exception as error:
-            if _is_own(error) and _line_of(error) <= last:
-                note(FAILED_RUN)
-            raise
-
-    return run_or_tell
+    if _is_own(error) and _line_of(error) <= last:
+        ledger.note(FAILED_RUN)
 
 
 def note_failed(ranks: Sequence[int], program: Program, error: Exception, *, is_noted: bool) -> None:

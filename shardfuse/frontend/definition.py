@@ -225,7 +225,8 @@ class FusionDefinition(Running):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusionDefinition:
         memo[id(self)] = copied = object.__new__(type(self))
-        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        kept = {name: value for name, value in self.__dict__.items() if name != "_again"}
+        copied.__dict__.update(copy.deepcopy(kept, memo))
         return copied
 
     def __copy__(self) -> FusionDefinition:

@@ -105,7 +105,7 @@ class Running:
         fec = self._fec
         if fec is not None and sizes is None and device is None and not save_repro_inputs:
             assert self._dtensors is not None, "made with the executor"
-            outputs = None if self._again is None else self._again(inputs)
+            outputs = None if self._again is None else self._again.run(inputs)
             if outputs is not None:
                 self._dtensors.last_variant = None
                 return outputs
@@ -114,7 +114,7 @@ class Running:
             if made is not None:
                 outputs = self._run_again(fec, made, inputs)
                 if made is last and fec.is_found_by_layouts and (self._again is None or self._again.made is not made):
-                    self._again = SameCall(made, self._repeated(fec, made, programs, inputs), inputs)
+                    self._again = SameCall(made, Repeated(self, fec, made, programs, inputs), inputs)
                 return outputs
         return self._execute(inputs, sizes=sizes, device=device, save_repro_inputs=save_repro_inputs)
 
@@ -139,11 +139,7 @@ class Running:
             return None
         programs = fec.programs  # as they are before they are looked at: another thread may tune, and put others there
         made = fec.ready(inputs)
-        return None if made is None else self._repeated(fec, made, programs, inputs)
-
-    def _repeated(self, fec: FusionExecutorCache, made: Made, programs: object, inputs: Sequence[Argument]) -> Repeated:
-        is_complex = any(isinstance(t, torch.Tensor) and t.is_complex() for t in inputs)
-        return Repeated(self, fec, made, programs, is_complex=is_complex)
+        return None if made is None else Repeated(self, fec, made, programs, inputs)
 
     def _execute(
         self,

@@ -166,7 +166,7 @@ class BoundOp:
         if known is not None:
             entered = viewed(self._views.enter, tensors) if self._views.enter else tensors
             given = with_leading(entered, known.leading) if known.leading else entered
-            outputs = known.repeat(given, True) if timer is None else known.timed(timer, given)
+            outputs = known.again(given) if timer is None else known.timed(timer, given)
             if outputs is not None:
                 return [apart(x, entered) for x in outputs] if self.op.is_view else outputs
         given = all_waited(tensors) if self._is_strange else tensors
@@ -174,7 +174,12 @@ class BoundOp:
         outputs, again = self.runs[0](timer, entered)
         if again is not None:
             is_recording = is_recorded or torch.is_grad_enabled()  # which it is not within a node
-            self.known[is_recording] = self.runs[0].known(tensors, entered, is_recorded=is_recorded)
+            known = self.runs[0].known(tensors, entered, is_recorded=is_recorded)
+            if known is not None:
+                is_as_given = not (is_recorded or self._views.enter or known.leading or self.shaping is not None)
+                are_results = not self.op.is_view and len(outputs) == self.op.results
+                known = known._replace(is_direct=is_as_given and are_results)
+            self.known[is_recording] = known
         return [apart(x, entered) for x in outputs] if self.op.is_view else outputs
 
     def fresh_forward(self, timer: FusionTimer | None, tensors: Tensors) -> Tensors:
@@ -194,7 +199,7 @@ class BoundOp:
         if known is not None and known.check(*tensors):
             entered = viewed(views.backward, tensors) if views.backward else tensors
             entered = with_leading(entered, known.leading) if known.leading else entered
-            found = known.repeat(entered, True) if timer is None else known.timed(timer, entered)
+            found = known.again(entered) if timer is None else known.timed(timer, entered)
         if found is None:
             check_one_gradient(gradients)
             arrived = all_waited(tensors)

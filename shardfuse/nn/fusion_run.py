@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +16,7 @@ from .tensor_kinds import plain_metadata_of
 from .timer import FusionTimer
 
 if TYPE_CHECKING:
-    from ..frontend.repeat import Repeated
+    from ..frontend.repeat import Again, Repeated
 
 Sizes = Mapping[TensorView, Sequence[int]]
 Tensors = Sequence[torch.Tensor]
@@ -37,18 +36,20 @@ _is_contiguous = torch.Tensor.is_contiguous
 class Known(NamedTuple):
     """A program, found by tensors that are known again by one ``check``, before they are viewed as a run takes them.
 
-    repeat: what runs it, and gives None where something else has changed.  leading: the dims that it asks for.
+    again: what runs it, and gives None where something else has changed.  leading: the dims that it asks for.
     is_recorded: is there a node of autograd for such tensors, while gradients are recorded?
+    is_direct: are the outputs the results of the call, and what it is given the program's inputs?
     """
 
     check: Check
-    repeat: Repeated
+    again: Again
     leading: Leading
     is_recorded: bool
+    is_direct: bool = False
 
     def timed(self, timer: FusionTimer, given: Tensors) -> Tensors | None:
-        """What ``repeat`` gives of tensors of which ``check`` has been asked."""
-        return timer.run(partial(self.repeat, are_known=True), given)
+        """What ``again`` gives of tensors of which ``check`` has been asked."""
+        return timer.run(self.again, given)
 
 
 class FusionRun:
@@ -102,7 +103,7 @@ class FusionRun:
         if found is None or check is None or not all(map(is_, arranged, tensors)) or not check(*given):
             return None
         again, leading = found
-        return Known(check, again, leading, is_recorded)
+        return Known(check, again.known, leading, is_recorded)
 
     def _arranged(self, tensors: Tensors) -> tuple[Layout, Tensors]:
         """What says which program it is, and the tensors as that reads them."""

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.modules import module as _of_torch
 
 from ..executor.plain_arguments import set_grad_enabled
 from ..executor.tensor_guard import Check, check_of
 from ..executor.uncompiled import uncompiled
 from .linear import gradients_of, has_own_node, linear, multiplied
+from .module_hooks import has_no_hooks
 from .refused_calls import refuse
 from .saved_versions import Watched, check_unchanged, watch
 from .second_derivatives import apply_of_c, backward_as_it_is, once
@@ -34,10 +33,7 @@ if TYPE_CHECKING:
     from .fusion_run import Known
     from .timer import FusionTimer
 
-_HOOKS = "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"
-_hooks_of: Callable[[dict[str, Any]], tuple[object, ...]] = itemgetter(*_HOOKS)
 _PACKAGE = f"{__package__}."
-_ANYWHERE = tuple(cast("dict[int, object]", getattr(_of_torch, f"_global{name}")) for name in _HOOKS)
 
 
 class TakesProducts(torch.nn.Module):
@@ -83,14 +79,8 @@ class TakesProducts(torch.nn.Module):
 
 def _is_as_defined(module: Any) -> bool:
     """Does a call of it come to a ``forward`` of this package's, and to nothing beside?"""
-    own = vars(module)
-    return (
-        module.hands_on
-        and type(module).forward.__module__.startswith(_PACKAGE)
-        and "forward" not in own
-        and module._compiled_call_impl is None
-        and not any((*_hooks_of(own), *_ANYWHERE))
-    )
+    is_forward_ours = type(module).forward.__module__.startswith(_PACKAGE) and "forward" not in vars(module)
+    return module.hands_on and is_forward_ours and has_no_hooks(module)
 
 
 class Product:
