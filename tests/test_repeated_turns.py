@@ -1,4 +1,4 @@
-"""Repeated calls of programs of several ranks, in C: whose turn it is, as `Held` has it, and where that has to be asked."""
+"""Repeated calls of programs of several ranks, in C: whose turn it is, and where that has to be asked in Python."""
 
 from __future__ import annotations
 
@@ -148,23 +148,20 @@ def test_another_thread_has_to_ask() -> None:
     call = Call(held, lambda x: "ran")
     assert in_thread(lambda: call.again([X])) == "otherwise"
     assert call.again([X]) == "ran"
-    with pytest.raises(ThreadsError):
-        in_thread_raising(lambda: held.__enter__())
+    assert is_refused(held)
     assert call.again([X]) == "otherwise", "a thread was refused"
     assert is_let_go(turn)
 
 
-def in_thread_raising(run: Callable[[], object]) -> None:
-    def caught() -> BaseException | None:
-        try:
-            run()
-        except BaseException as error:
-            return error
-        return None
+def is_refused(held: Held) -> bool:
+    """Is another thread?"""
 
-    error = in_thread(caught)
-    if isinstance(error, BaseException):
-        raise error
+    def come() -> bool:
+        with pytest.raises(ThreadsError):
+            held.__enter__()
+        return True
+
+    return in_thread(come) is True
 
 
 def test_whoever_holds_the_lock_is_left_alone() -> None:
@@ -200,8 +197,7 @@ def test_a_thread_that_is_refused_meanwhile() -> None:
     turn, held = owned()
 
     def come_upon(x: torch.Tensor) -> str:
-        with pytest.raises(ThreadsError):
-            in_thread_raising(lambda: held.__enter__())
+        assert is_refused(held)
         return "ran"
 
     call = Call(held, come_upon)

@@ -26,7 +26,12 @@ def begin_on(device: torch.device) -> Begin:
 
     def begin() -> int | None:
         knobs = modules.get("triton.knobs")
-        return None if knobs is not None and _is_hooked(knobs.runtime) else current_stream(index)
+        if knobs is not None:
+            runtime = knobs.runtime  # a chain of hooks that is empty, as Triton begins with, is none
+            enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+            if getattr(enter, "calls", enter is not None) or getattr(leave, "calls", leave is not None):
+                return None
+        return current_stream(index)
 
     return begin
 
@@ -41,12 +46,6 @@ def queue_on(device: torch.device) -> Callable[[], int]:
 def index_of(device: torch.device) -> int:
     index = cast(int | None, device.index)
     return torch.cuda.current_device() if index is None else index
-
-
-def _is_hooked(runtime: Any) -> bool:
-    """A chain of hooks that is empty, as Triton begins with, is none."""
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    return bool(getattr(enter, "calls", enter is not None)) or bool(getattr(leave, "calls", leave is not None))
 
 
 def current_on(device: torch.device) -> dict[str, object]:

@@ -87,8 +87,9 @@ class Repeated:
                 if self._note is not None:
                     self._note(self._call)
                 return self._run(*inputs)  # pyright: ignore[reportReturnType]
-        except Exception as error:  # what goes wrong is named
-            self._raise(inputs, error)
+        except Exception:  # what goes wrong is named
+            with lines_named(self._fd.fusion), reproduced(lambda: self._script(inputs)):
+                raise
         finally:
             if is_recording:
                 set_grad_enabled(True)
@@ -144,11 +145,11 @@ class Repeated:
         on_failure = self._made.program.on_failure
         if on_failure is not None:
             on_failure(error)
-        self._raise(inputs, error)
-
-    def _raise(self, inputs: Tensors, error: Exception) -> NoReturn:
-        with lines_named(self._fd.fusion), reproduced(lambda: self._fd.repro_script_for(self._as_declared(inputs))):
+        with lines_named(self._fd.fusion), reproduced(lambda: self._script(inputs)):
             raise error
+
+    def _script(self, inputs: Tensors) -> str:
+        return self._fd.repro_script_for(self._as_declared(inputs))
 
     def _as_declared(self, inputs: Tensors) -> list[torch.Tensor]:
         """With the leading dims of 1 that those may lack of which only the address matters."""

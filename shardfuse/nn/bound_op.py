@@ -177,8 +177,7 @@ class BoundOp:
             known = self.runs[0].known(tensors, entered, is_recorded=is_recorded)
             if known is not None:
                 is_as_given = not (is_recorded or self._views.enter or known.leading or self.shaping is not None)
-                are_results = not self.op.is_view and len(outputs) == self.op.results
-                known = known._replace(is_direct=is_as_given and are_results)
+                known = known._replace(is_direct=is_as_given and not self.op.is_view)
             self.known[is_recording] = known
         return [apart(x, entered) for x in outputs] if self.op.is_view else outputs
 

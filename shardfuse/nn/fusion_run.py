@@ -38,7 +38,7 @@ class Known(NamedTuple):
 
     again: what runs it, and gives None where something else has changed.  leading: the dims that it asks for.
     is_recorded: is there a node of autograd for such tensors, while gradients are recorded?
-    is_direct: are the outputs the results of the call, and what it is given the program's inputs?
+    is_direct: are the first outputs the results of the call, and what it is given the program's inputs?
     """
 
     check: Check
