@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from exchange_cases import (
     KINDS,
+    LOSS,
     PARTIAL,
     define,
     define_backward,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.mpi, pytest.mark.multi_gpu]
 
+UNEVEN = ("rms_norm", "layer_norm", "softmax", "add_rms_norm", LOSS)
 SECONDS = 60.0
 """That a rank waits for another, which may have kernels to compile."""
 FEWER = 5.0
@@ -60,7 +62,7 @@ def check(fd: FusionDefinition, kind: str, given: list[torch.Tensor], group: Pro
     wide, eager = (expected(kind, [v.to(t) for v in given]) for t in (torch.float64, torch.float32))
     for k, value in enumerate(found):
         parts = [piece_of_output(kind, v[k], group.size, group.rank) for v in (wide, eager)]
-        assert_near(value.cpu(), parts[0], parts[1].bfloat16(), n=2, what=f"{kind}, output {k}")
+        assert_near(value.cpu(), parts[0], parts[1].to(value.dtype), n=2, what=f"{kind}, output {k}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,6 +72,28 @@ def test_one_kernel_and_no_collective(kind: str, arena: symmetric.Arena, pg: Pro
         check(fd, kind, inputs(kind, rows, 8192, torch.bfloat16, pg.size), pg)
         is_in_two_steps = kind == PARTIAL and pg.size > 2 and rows == 300
         assert is_in_two_steps or (fd.explain().kernels, len(fd.explain().collectives)) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", UNEVEN)
+def test_shards_of_two_sizes(
+    kind: str, arena: symmetric.Arena, pg: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for: their ranks are out of step, too, as one has more to read."""
+    monkeypatch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
+    n = 8192 * pg.size // 2 - 1
+    fd, own = define(kind, n, pg.size, DataType.BFloat16), random.Random(pg.rank)
+    given = {rows: inputs(kind, rows, n, torch.bfloat16, pg.size) for rows in (1, 8, 64, 300)}
+    for rows, v in given.items():
+        check(fd, kind, v, pg)
+        assert (fd.explain().kernels, len(fd.explain().collectives)) == (1, 0), rows
+    here = {rows: pieces(kind, v, pg) for rows, v in given.items()}
+    both = random.Random(5)
+    for _ in range(1000):
+        fd.execute(here[both.choice((1, 8, 64, 300))])
+        if own.random() < 0.01:
+            time.sleep(own.random() * 0.003)
+    for v in given.values():
+        check(fd, kind, v, pg)
 
 
 def test_a_backward_whose_column_sums_are_a_kernel_of_their_own(arena: symmetric.Arena, pg: ProcessGroup) -> None:
