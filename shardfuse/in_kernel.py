@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .analysis.communication_table import communication_of, local_bytes
+from .analysis.communication_table import Collective, communication_of, local_bytes
 from .compiler import Plan, PlannedSegment
 from .device import Device
 from .ir.expr import BoundTensor
@@ -22,6 +22,7 @@ from .schedulers.exchange_forms import why_not_by_default
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
+from .schedulers.rank_scatter import scattered
 from .segments.segment import Segment, leading_to, segment_of
 
 _READ_TWICE = 16 * 2**20
@@ -52,20 +53,23 @@ def with_exchanges(
         return replace(plan, in_kernel=(f"none: {why_none}",) if why_none else ())
     segments, said = list(plan.segments), list[str]()
     for call in [s for s in plan.segments if s.scheduler == "communication"]:
-        k = next(i for i, s in enumerate(segments) if s is call)
+        name = ", ".join(str(t) for t in call.segment.outputs)
+        k = next((i for i, s in enumerate(segments) if s is call), None)
+        if k is None:  # the gather of what a kernel makes of its part of a sum
+            said.append(f"{name}: exchanged inside of a kernel")
+            continue
         apart = [why_apart(mesh, dim) for mesh, dim in _lines(call.segment)]
         found = next((why for why in apart if why is not None), None) or _joined(plan, segments, k)
-        name = ", ".join(str(t) for t in call.segment.outputs)
         said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
         if not isinstance(found, str):
             segments = _with_readers(plan, found)
     if not any(s.scheduler == EXCHANGE for s in segments):
         return replace(plan, in_kernel=tuple(said))
     for s in segments:
-        asked = [p.exchange for p in s.kernels if p.exchange is not None]
-        why = next((why for why in (why_not_given(s.segment, e) for e in asked) if why is not None), None)
+        asked = [(p.segment, p.exchange) for p in s.kernels if p.exchange is not None]
+        why = next((why for why in (why_not_given(*of) for of in asked) if why is not None), None)
         if is_by_default and why is None:
-            why = next((why for why in map(why_not_by_default, asked) if why is not None), None)
+            why = next((why for why in (why_not_by_default(e) for _, e in asked) if why is not None), None)
         if why is not None:
             return replace(plan, in_kernel=(f"none: {why}",))
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
@@ -84,6 +88,8 @@ def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[Plan
     call = segments[k].segment
     if not isinstance(call.exprs[0].op, Reduce):
         return _sent_within(plan, segments, k)
+    if any(c is not None and c.kind is Collective.REDUCE_SCATTER for c in map(communication_of, call.exprs)):
+        return _scattered_within(plan, segments, k)
     makers = [i for i, s in enumerate(segments[:k]) if not set(s.segment.outputs).isdisjoint(call.inputs)]
     readers = [i for i, s in enumerate(segments) if i > k and not set(s.segment.inputs).isdisjoint(call.outputs)]
     if len(makers) != 1 or not readers:
@@ -161,6 +167,39 @@ def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
     if segments[k].is_beside and any(p.exchange is not None and p.exchange.is_in_rows for p in planned.kernels):
         return "it runs beside other kernels, as a collective does"
     return [planned if s is after else s for s in segments if s is not segments[k]]
+
+
+def _scattered_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
+    """``segments`` with the reduce-scatter ``k``, its reader and the gather of what that makes as one kernel's."""
+    call = segments[k]
+    readers = [s for s in segments if not set(s.segment.inputs).isdisjoint(call.segment.outputs)]
+    if len(readers) != 1 or not makes_kernels(readers[0].scheduler):
+        return "what it adds up is not read by one kernel"
+    (own,) = readers
+    made = set(own.segment.outputs)
+    gathers = [s for s in segments if s.scheduler == "communication" and not made.isdisjoint(s.segment.inputs)]
+    gathers = [s for s in gathers if not any(isinstance(e.op, Reduce) for e in s.segment.exprs)]
+    if len(gathers) != 1:
+        return "what its reader makes is not gathered, by one call"
+    (after,) = gathers
+    if any(s.like is not None for s in segments):  # they are known by their numbers
+        return "it is a chunk's of a stream"
+    if call.is_beside or after.is_beside:
+        return "it runs beside other kernels, as a collective does"
+    mesh = call.segment.exprs[0].output.domain.mesh
+    if mesh is None or set(mesh.ranks) != _all_ranks(plan):
+        return "some ranks of the program are not on its mesh"
+    together = (call, own, after)
+    needed = _needed(plan, segments, together)
+    joined = scattered(call.segment, own.segment, after.segment, needed)
+    refusal = joined if isinstance(joined, str) else why_not(joined.found, plan.device)
+    if refusal is not None or isinstance(joined, str):
+        return f"no kernel exchanges it: {refusal}"
+    exprs = [e for s in together for e in s.segment.exprs]
+    outputs = [joined.given.get(t, t) for t in joined.found.segment.outputs]
+    kernels = scheduled(joined.found, plan.device)
+    planned = PlannedSegment(Segment.of(exprs, outputs), EXCHANGE, (), kernels, renamed=joined.given)
+    return [planned if s is own else s for s in segments if s is not call and s is not after]
 
 
 def _needed(plan: Plan, segments: Sequence[PlannedSegment], but: Sequence[PlannedSegment]) -> set[BoundTensor]:

@@ -26,6 +26,7 @@ from exchange_collectives import (
     wait_in_vain,
 )
 from exchange_programs import random_program
+from exchange_scattered import run_scattered
 from fusion_check import check
 
 from benchmarks.roundings import assert_near
@@ -174,4 +175,5 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "late_collective": wait_in_vain,
     "late_gather": partial(wait_in_vain, kind="all_gather"),
     "killed_collective": wait_for_a_killed_rank,
+    "scattered": run_scattered,
 }

@@ -52,6 +52,7 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
         "late_collective",
         "late_gather",
         "programs_of_collectives",
+        "scattered",
     ],
 )
 def test_all_ranks_go_on(case: str, server: Server, tmp_path: Path) -> None:

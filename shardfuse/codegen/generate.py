@@ -23,6 +23,7 @@ from .misaligned import MisalignedLoop, with_access
 from .packed import MisalignedPacked, Packed
 from .row_loop import RowLoopSums, row_loop_index, write_row_loop
 from .sending import Sending
+from .gathering_rows import GatheringRows, piece_lines, write_gathered
 from .sending_rows import SendingRows, row_sender_lines
 from .sides import Sided, rows_index, turned_index
 from .source import BLOCK, PROGRAM, Kernel, KernelSource
@@ -123,6 +124,8 @@ def _emitted(
     if schedule.lag:
         return by(MisalignedLaggedRows if schedule.is_aligned_down else LaggedRows, write_lagged_rows)
     if exchange is not None and exchange.sent is not None:
+        if exchange.gathered is not None:
+            return by(GatheringRows, write_gathered)
         return by(SendingRows if exchange.is_in_rows else Sending, write_unrolled)
     if schedule.is_packed:
         return by(MisalignedPacked if schedule.is_aligned_down else Packed, write_packed)
@@ -264,6 +267,8 @@ def _program_lines(e: Emitter) -> list[str]:
     if schedule.members:
         return [*member_lines(e), *_share_lines("member")]
     if e.plan.exchange is not None:
+        if e.plan.exchange.gathered is not None:
+            return piece_lines(e.plan)
         return row_sender_lines(e.plan) if e.plan.exchange.is_in_rows else rank_lines(e.plan)
     if e.plan.split is not None:
         lines += [f"split = {program} % {schedule.parts}", *_share_lines("split")]

@@ -67,34 +67,51 @@ class SendingRows(Sending):
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """The row goes out to all peers, and a flag behind it."""
-        exchange, source = self.plan.rank_exchange, self.source
-        peers, elements = exchange.ranks - 1, row_elements(self.plan)
+        self.begin_turn()
+        for chunk in chunks:
+            text = f"{self.value(self.source, chunk).text}.to({TRITON_TYPE[self.source.dtype]})"
+            for j in range(1, self.plan.rank_exchange.ranks):
+                self.store_at(j, chunk, text)
+        self.end_sending()
+
+    def begin_turn(self) -> None:
+        """The next turn of the program, and where its rows are stored."""
+        peers = self.plan.rank_exchange.ranks - 1
         self.helpers[f"post_{peers}"] = post_turn_text(f"post_{peers}", peers, interpret=self.interpret)
         self.out.paragraph()
         self.out.line("epoch = (epoch + 1) & 0x7FFFFFFF")  # no turn has the sign, which stands for a lost one
         lane = "program * 2 + (epoch & 1)"
         self.out.line(f"lane = {lane}" if peers == 1 else f"lane = ({lane}) * {peers}")
-        self.out.line(f"lane_row = lane.to(tl.int64) * {elements}")
-        for chunk in chunks:
-            mask = f"{chunk.mask} & (late == 0)" if chunk.is_masked else "late == 0"
-            text = f"{self.value(source, chunk).text}.to({TRITON_TYPE[source.dtype]})"
-            for j in range(1, exchange.ranks):
-                # of whom this rank is at distance ranks - j
-                at = plus(f"rows_{j} + lane_row", (peers - j) * elements, chunk.start or 0)
-                self.out.line(f"tl.store({at} + {chunk.lane}, {text}, mask={mask})")
+        self.out.line(f"lane_row = lane.to(tl.int64) * {row_elements(self.plan)}")
+
+    def store_at(self, j: int, chunk: Chunk, text: str) -> None:
+        """``text``, of the type that is sent, goes to the rank at distance ``j``, of whom this one is at ranks - j."""
+        place = (self.plan.rank_exchange.ranks - 1 - j) * row_elements(self.plan)
+        mask = f"{chunk.mask} & (late == 0)" if chunk.is_masked else "late == 0"
+        at = plus(f"rows_{j} + lane_row", place, chunk.start or 0)
+        self.out.line(f"tl.store({at} + {chunk.lane}, {text}, mask={mask})")
+
+    def end_sending(self) -> None:
+        """The flags behind the rows of a turn."""
+        peers = self.plan.rank_exchange.ranks - 1
         flags = [plus(f"flags_{j} + lane * {FLAG_WORDS}", (peers - j) * FLAG_WORDS) for j in range(1, peers + 1)]
         self.out.line(f"post_{peers}({', '.join(flags)}, tl.where(late == 0, epoch, {GONE}))")
+
+    def await_turn(self) -> None:
+        """Wait for the flags of all peers."""
+        peers = self.plan.rank_exchange.ranks - 1
+        wait = f"await_rows_{peers}"
+        self.helpers[wait] = await_turn_text(wait, peers, interpret=self.interpret)
+        flags = [plus(f"own_flags + lane * {FLAG_WORDS}", i * FLAG_WORDS) for i in range(peers)]
+        given = [*flags, "epoch", row_of(self), "limit", "report", "names_ptr"]
+        self.out.line(f"late = late | {wait}({', '.join(given)})")
 
     def receive(self, chunk: Chunk) -> None:
         """What all ranks have of a chunk, once all rows have come."""
         exchange, source = self.plan.rank_exchange, self.source
         ranks, peers, elements = exchange.ranks, exchange.ranks - 1, row_elements(self.plan)
-        wait = f"await_rows_{peers}"
-        if wait not in self.helpers:  # the first chunk of a turn waits for all
-            self.helpers[wait] = await_turn_text(wait, peers, interpret=self.interpret)
-            flags = [plus(f"own_flags + lane * {FLAG_WORDS}", i * FLAG_WORDS) for i in range(peers)]
-            given = [*flags, "epoch", row_of(self), "limit", "report", "names_ptr"]
-            self.out.line(f"late = late | {wait}({', '.join(given)})")
+        if f"await_rows_{peers}" not in self.helpers:  # the first chunk of a turn waits for all
+            self.await_turn()
         mine = self.value(source, chunk)
         names = [f"{source}_of_{k}{chunk.suffix}" for k in range(ranks)]
         for k in range(ranks):

@@ -232,8 +232,10 @@ class ProgramBuilder(CollectiveSteps):
                     self.make(t, kernel.source)
             region = self.region(plan) if plan.exchange is not None and self.region is not None else None
             launch = kernel.launcher() if region is None else region.launcher(kernel, plan.rank_exchange)
-            tensors = names_of(renamed.get(t, t) for t in kernel.source.tensors)
-            arguments = (*tensors, *map(scalar_text, kernel.source.scalars))
+            cut = () if plan.exchange is None or plan.exchange.gathered is None else (plan.exchange.sent,)
+            tensors = [(t, renamed.get(t, t)) for t in kernel.source.tensors]
+            names = [self.gapless(given) if t in cut else given.name for t, given in tensors]
+            arguments = (*names, *map(scalar_text, kernel.source.scalars))
             alone = kernel if region is None else None
             self.steps.append(LaunchKernel(f"kernel_{k}_{i}", launch, arguments, kernel.source.name, alone))
 
@@ -257,9 +259,15 @@ class ProgramBuilder(CollectiveSteps):
         return self.kernels[key]
 
     def compiled(self, plan: KernelPlan, renamed: Renamed | None = None) -> Kernel:
-        meta = {t: self.meta[(renamed or {}).get(t, t)] for t in (*plan.segment.inputs, *plan.segment.outputs)}
+        meta = {t: self.meta_of(t, renamed or {}) for t in (*plan.segment.inputs, *plan.segment.outputs)}
         layouts = {t: layout_of(t.domain, self.rank, x.stride()) for t, x in meta.items()}
         return self.fit(plan, layouts, self.rank, self.options, self.device)
+
+    def meta_of(self, tensor: BoundTensor, renamed: Renamed) -> torch.Tensor:
+        """How a kernel's tensor is stored: as the one that stands for it, or as this rank's piece of that."""
+        given = self.meta[renamed.get(tensor, tensor)]
+        shape = tensor.domain.local_shape(self.rank)
+        return given if tensor not in renamed or given.shape == shape else given.new_empty(shape)
 
     # end
 

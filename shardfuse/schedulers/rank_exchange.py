@@ -245,9 +245,10 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     space = features(segment, device)
     schedule = by_one_program(space)
     free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
+    in_rows = found.exchange.sent is not None and (found.exchange.gathered is not None or is_in_rows(space))
     if found.exchange.sent is not None:
-        members = members_of(space, free)
-        schedule = for_words(schedule, space, members)
+        members = members_of(space, free, in_rows=in_rows)
+        schedule = for_words(schedule, space, members, in_rows=in_rows)
     elif schedule.kept > 1:
         schedule = _one_row(space)
     is_indexed = found.exchange.sent is None and _is_indexed(space)
@@ -266,7 +267,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         found.exchange,
         programs=programs if is_claimed else free,
         is_claimed=is_claimed,
-        is_in_rows=found.exchange.sent is not None and is_in_rows(space),
+        is_in_rows=in_rows,
         members=members,
         is_uneven=is_uneven,
         is_alike=is_uneven and bool(_alike(found.exchange, space)),

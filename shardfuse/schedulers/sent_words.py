@@ -44,13 +44,13 @@ def is_in_rows(space: Space) -> bool:
     return space.kept * space.reduced > MOST_ELEMENTS
 
 
-def members_of(space: Space, free: int) -> int:
+def members_of(space: Space, free: int, *, in_rows: bool) -> int:
     """How many programs share a row that is sent in words, where ``free`` multiprocessors have one each.
 
     The words of a row leave and come by all of their multiprocessors at once.
     """
     segment = space.segment
-    if is_in_rows(space) or segment.windows or any(isinstance(e.op, _BY_ONE) for e in segment.exprs):
+    if in_rows or segment.windows or any(isinstance(e.op, _BY_ONE) for e in segment.exprs):
         return 1
     if any(carried(e) is not DataType.Float for e in segment.exprs if isinstance(e.op, Reduce)):
         return 1  # a word holds a float32
@@ -60,14 +60,14 @@ def members_of(space: Space, free: int) -> int:
     return members
 
 
-def for_words(schedule: Schedule, space: Space, members: int) -> Schedule:
+def for_words(schedule: Schedule, space: Space, members: int, *, in_rows: bool) -> Schedule:
     """``schedule`` with a row, or a member's part of one, for each program, and 8 elements of each block for a thread.
 
     Few rows are bounded by latency, and load all before they wait; many by registers, and load weights at their end.
     """
-    each = _OF_ROWS if is_in_rows(space) else _EACH
+    each = _OF_ROWS if in_rows else _EACH
     warps = power_of_two_within(min(schedule.launch.warps, max(space.reduced // members // (each * WARP), 1)))
     while members > 1 and space.reduced // members % (warps * WARP * _EACH):
         warps //= 2  # elements of a block beyond a member's part are the next one's
     order, launch = Tile(1, warps * WARP * _EACH), replace(schedule.launch, warps=warps)
-    return replace(schedule, order=order, residency=Registers(eager=not is_in_rows(space)), launch=launch)
+    return replace(schedule, order=order, residency=Registers(eager=not in_rows), launch=launch)

@@ -1,0 +1,105 @@
+"""Norms of partial sums whose rows are cut over the ranks, as sequence parallelism has them, by one kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from benchmarks.roundings import assert_near
+from shardfuse import DeviceMesh
+from shardfuse.mesh.process import ProcessContext
+from shardfuse.nn import AddRMSNorm, RMSNorm
+
+SHAPES = ((8, 1, 96), (2, 3, 640), (6, 2, 40), (4, 1, 8))
+"""[sequence, batch, hidden]: more rows than programs, blocks that rows do not fill, and a row of one load."""
+CALLS = 20
+
+
+def drawn(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    made = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=made, dtype=torch.float64).to(dtype)
+
+
+class Norm:
+    """Of summands that all ranks draw alike, on this rank.  takes_residual: is a residual added?"""
+
+    def __init__(self, context: ProcessContext, dtype: torch.dtype, hidden: int, *, takes_residual: bool) -> None:
+        self.rank, self.ranks, self.device, self.dtype = context.rank, context.world_size, context.device, dtype
+        self.takes_residual = takes_residual
+        placed = {"input": Partial(), "output": Replicate(), "output_grad": Partial(), "parameters": "local"}
+        mesh = DeviceMesh(range(self.ranks))
+        if takes_residual:
+            self.module = AddRMSNorm(hidden, 1e-5, bias=True, mesh=mesh, residual=Shard(0), **placed)
+        else:
+            self.module = RMSNorm(hidden, 1e-5, mesh=mesh, **(placed | {"output": Shard(0), "output_grad": Shard(0)}))
+        self.module.to(self.device)
+        with torch.no_grad():
+            for k, p in enumerate(self.module.parameters()):
+                p.copy_(drawn(hidden, seed=90 + k, dtype=torch.float32))
+
+    def given(self, sequence: int, batch: int, seed: int) -> list[torch.Tensor]:
+        """The summands of all ranks, and the residual, whole."""
+        shape, (hidden,) = (sequence * self.ranks, batch), self.module.normalized_shape
+        parts = drawn(self.ranks, *shape, hidden, seed=seed, dtype=self.dtype)
+        return [parts, drawn(*shape, hidden, seed=seed + 1, dtype=self.dtype)]
+
+    def run(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        parts, residual = given
+        own = [parts[self.rank].to(self.device)]
+        if self.takes_residual:
+            own.append(residual.chunk(self.ranks)[self.rank].to(self.device))
+        with torch.no_grad():
+            found = self.module(*own)
+        return [t.cpu() for t in (found if isinstance(found, tuple) else (found,))]
+
+    def check(self, sequence: int, batch: int, seed: int) -> None:
+        given = self.given(sequence, batch, seed)
+        found = self.run(given)
+        wide, eager = (self.expected([t.to(dtype) for t in given]) for dtype in (torch.float64, torch.float32))
+        for k, (x, y, z) in enumerate(zip(found, wide, eager, strict=True)):
+            assert_near(x, y, z.to(self.dtype), n=3, what=f"output {k} of {list(given[0].shape)} on rank {self.rank}")
+
+    def expected(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Of what is given in another type; the sum of the ranks is rounded to the module's."""
+        parts, residual = given
+        total = parts.sum(0).to(self.dtype).to(parts.dtype)
+        weight, *bias = (p.detach().cpu().to(parts.dtype) for p in self.module.parameters())
+        if self.takes_residual:
+            total = total + bias[0] + residual
+        normed = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * weight
+        if not self.takes_residual:
+            return [normed.chunk(self.ranks)[self.rank]]
+        return [normed, total.chunk(self.ranks)[self.rank]]
+
+    def explained(self) -> str:
+        (bound,) = (b for b in self.module._bound.values() if b is not None)  # pyright: ignore[reportPrivateUsage]
+        return str(bound.op.forward.explain())
+
+
+def run_scattered(context: ProcessContext) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for sequence, batch, hidden in SHAPES:
+            norm = Norm(context, dtype, hidden, takes_residual=True)
+            norm.check(sequence, batch, seed=1)
+            told = norm.explained()
+            assert "exchange" in told, told
+            assert "communication" not in told, told
+    norm = Norm(context, torch.bfloat16, 96, takes_residual=True)
+    for k in range(CALLS):  # turns go on from call to call, of whatever size
+        norm.check(1 + 3 * k % 7, 1 + k % 2, seed=10 + k)
+    strided(norm)
+
+
+def strided(norm: Norm) -> None:
+    """A summand whose rows do not lie one behind the other."""
+    given = norm.given(4, 2, seed=77)
+    wide = norm.expected([t.double() for t in given])
+    own = given[0][norm.rank].to(norm.device)
+    apart = own.transpose(0, 1).contiguous().transpose(0, 1)
+    residual = given[1].chunk(norm.ranks)[norm.rank].to(norm.device)
+    for _ in range(3):
+        with torch.no_grad():
+            found = norm.module(apart, residual)
+        for k, x in enumerate(found):
+            eager = norm.expected([t.float() for t in given])[k].to(norm.dtype)
+            assert_near(x.cpu(), wide[k], eager, n=3, what=f"output {k}, strided")
