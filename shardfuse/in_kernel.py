@@ -1,8 +1,10 @@
-"""in_kernel: a plan whose small all-reduces are inside of the kernels that make and read what is reduced.
+"""in_kernel: a plan whose collectives are inside of the kernels that make and read what is sent.
 
 For each all-reduce, in order: the segment that makes its partial results, itself, and the first segment that reads what
-comes are one segment (``schedulers/rank_exchange.py``), where no segment between them needs what they make.  Where they
-are not, the plan says why, and the collective stays.
+comes are one segment (``schedulers/rank_exchange.py``), where no segment between them needs what they make.  A gather
+of partial sums is one with the segment that adds them up (``schedulers/rank_gather.py``), and so are a reduce-scatter,
+the segment that reads it, and the gather of what that makes (``schedulers/rank_scatter.py``).  Where they are not, the
+plan says why, and the collective stays.
 """
 
 from __future__ import annotations
@@ -84,12 +86,18 @@ def _lines(call: Segment) -> list[tuple[DeviceMesh, ParallelType]]:
 
 
 def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
+    """``segments`` with the collective ``k`` inside of a kernel, or why it is not."""
+    exprs = segments[k].segment.exprs
+    kinds = {c.kind for c in map(communication_of, exprs) if c is not None}
+    if not kinds.isdisjoint((Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)):
+        return _scattered_within(plan, segments, k)
+    is_reduced = isinstance(exprs[0].op, Reduce)
+    return _reduced_within(plan, segments, k) if is_reduced else _sent_within(plan, segments, k)
+
+
+def _reduced_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
     """``segments`` with the all-reduce ``k`` inside of a kernel, or why it is not."""
     call = segments[k].segment
-    if not isinstance(call.exprs[0].op, Reduce):
-        return _sent_within(plan, segments, k)
-    if any(c is not None and c.kind is Collective.REDUCE_SCATTER for c in map(communication_of, call.exprs)):
-        return _scattered_within(plan, segments, k)
     makers = [i for i, s in enumerate(segments[:k]) if not set(s.segment.outputs).isdisjoint(call.inputs)]
     readers = [i for i, s in enumerate(segments) if i > k and not set(s.segment.inputs).isdisjoint(call.outputs)]
     if len(makers) != 1 or not readers:

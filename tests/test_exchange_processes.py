@@ -52,13 +52,18 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
         "late_collective",
         "late_gather",
         "programs_of_collectives",
-        "scattered",
     ],
 )
 def test_all_ranks_go_on(case: str, server: Server, tmp_path: Path) -> None:
     """``exchange_alone.py`` says with what."""
     ranks = {"programs": 4, "collectives": 3}.get(case, 2)
     codes, texts = forked(server, case, tmp_path, ranks=ranks)
+    assert codes == [0] * ranks, "\n".join(texts)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rows_of_each_rank_are_added_up_normed_and_gathered(ranks: int, server: Server, tmp_path: Path) -> None:
+    codes, texts = forked(server, "scattered", tmp_path, ranks=ranks)
     assert codes == [0] * ranks, "\n".join(texts)
 
 

@@ -51,12 +51,11 @@ class GatheringRows(SendingRows):
         """The other ranks' rows go out, to each its own, and a flag behind them."""
         self.begin_turn()
         ranks, source = self.plan.rank_exchange.ranks, self.source
-        for chunk in chunks:  # all loads are under way before the first is stored
-            for j in range(1, ranks):
+        for j in range(1, ranks):  # all loads of a row are under way before the first is stored; registers hold one row
+            for chunk in chunks:
                 mask = f", mask={chunk.mask}" if chunk.is_masked else ""
                 self.out.line(f"{source}_to_{j}{chunk.suffix} = tl.load({self._at_rank(source, j, chunk)}{mask})")
-        for chunk in chunks:
-            for j in range(1, ranks):
+            for chunk in chunks:
                 self.store_at(j, chunk, f"{source}_to_{j}{chunk.suffix}")
         self.end_sending()
 

@@ -14,6 +14,7 @@ from .arithmetic import atom
 from .bodies import write_loops, write_packed, write_unrolled
 from .claims import claim_helpers, grid_of, integers_of, program_loops
 from .emitter import Emitter
+from .gathering_rows import GatheringRows, piece_lines, write_gathered
 from .group_exchange import group_loop, mailbox_words, member_alone, member_lines
 from .indexing import integer, promise
 from .lagged_row_loop import LaggedRowLoop, groups_of, write_lagged_loop
@@ -23,7 +24,6 @@ from .misaligned import MisalignedLoop, with_access
 from .packed import MisalignedPacked, Packed
 from .row_loop import RowLoopSums, row_loop_index, write_row_loop
 from .sending import Sending
-from .gathering_rows import GatheringRows, piece_lines, write_gathered
 from .sending_rows import SendingRows, row_sender_lines
 from .sides import Sided, rows_index, turned_index
 from .source import BLOCK, PROGRAM, Kernel, KernelSource

@@ -155,9 +155,12 @@ class ProgramBuilder(CollectiveSteps):
             0 in t.domain.local_shape(self.rank) for t in made
         )
 
-    def make(self, tensor: BoundTensor, source: KernelSource) -> None:
-        """Storage for ``tensor``, which the kernel of ``source`` writes, or that of the input that it replaces."""
-        like, targets = self.meta[tensor], self.replaceable.get(tensor, ())
+    def make(self, tensor: BoundTensor, source: KernelSource, *, is_own: bool = False) -> None:
+        """Storage for ``tensor``, which the kernel of ``source`` writes, or that of the input that it replaces.
+
+        is_own: it replaces none, as the kernel writes rows in it that it may still have to read in an input.
+        """
+        like, targets = self.meta[tensor], () if is_own else self.replaceable.get(tensor, ())
         target = next((t for t in targets if self.may_replace(tensor, t, source)), None)
         if target is None:
             self.storage[tensor] = Storage.KERNEL
@@ -227,9 +230,10 @@ class ProgramBuilder(CollectiveSteps):
         if BEGIN not in self.steps:
             self.steps.append(BEGIN)
         for i, (plan, kernel) in enumerate(zip(plans, kernels, strict=True)):
-            for t in (renamed.get(t, t) for t in plan.segment.outputs):
+            for own, t in ((t, renamed.get(t, t)) for t in plan.segment.outputs):
                 if t not in self.places:
-                    self.make(t, kernel.source)
+                    is_gathered = plan.exchange is not None and own is plan.exchange.gathered
+                    self.make(t, kernel.source, is_own=is_gathered)
             region = self.region(plan) if plan.exchange is not None and self.region is not None else None
             launch = kernel.launcher() if region is None else region.launcher(kernel, plan.rank_exchange)
             cut = () if plan.exchange is None or plan.exchange.gathered is None else (plan.exchange.sent,)

@@ -21,7 +21,8 @@ class Form(Enum):
     ALIKE = "results that all ranks have, of rows of which some ranks have more"
     WORDS = "summands, in words that are their own flags"
     ROWS = "summands, row by row"
-    SCATTERED = "summands of the rows of each rank, and the rows that it makes of them"
+    SCATTERED = "summands of the rows of each of two ranks, and the rows that it makes of them"
+    SCATTERED_FURTHER = "the same of more than two ranks"
 
 
 HAVE_RUN: Mapping[Form, str] = {
@@ -35,7 +36,7 @@ HAVE_RUN: Mapping[Form, str] = {
 def exchanged_form(exchange: RankExchange) -> Form:
     """Of a kernel that is planned."""
     if exchange.gathered is not None:
-        return Form.SCATTERED
+        return Form.SCATTERED if exchange.ranks == 2 else Form.SCATTERED_FURTHER
     if exchange.sent is not None:
         return Form.ROWS if exchange.is_in_rows else Form.WORDS
     if exchange.is_alike:

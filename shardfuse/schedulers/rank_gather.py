@@ -48,7 +48,7 @@ def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Ex
         return "what is gathered are no 16-bit summands of the ranks"
     if whole in frozenset(needed) or ranks > MOST_RANKS:
         return "something else reads what is gathered"
-    pieces = _pieces(after, whole, ranks)
+    pieces = pieces_of_ranks(after, whole, ranks)
     if pieces is None:
         return "its reader does not read the summands one by one"
     replaced = {e: Expr(OfRank(k), (source,), e.outputs) for e, k in pieces.items()}
@@ -57,7 +57,7 @@ def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Ex
     return Exchanged(Segment.of(exprs, after.outputs), exchange)
 
 
-def _pieces(after: Segment, whole: BoundTensor, ranks: int) -> dict[Expr, int] | None:
+def pieces_of_ranks(after: Segment, whole: BoundTensor, ranks: int) -> dict[Expr, int] | None:
     """The Exprs that make a rank's summand of a window of ``whole``, and which rank's."""
     windows = {e.output: e for e in after.exprs if whole in e.tensors}
     found: dict[Expr, int] = {}

@@ -1,4 +1,4 @@
-"""exchange: partial sums that ranks add up in parts, the kernel that reads a part, and the gather of its result, as one.
+"""exchange: partial sums that ranks add up in parts, the kernel that reads a part, and the gather of what it makes.
 
 before (T0 has a summand for each rank of mesh_x; rows of all else are cut over mesh_x)::
 
@@ -12,8 +12,9 @@ after: the kernel sends each rank what this one has of its rows, and every rank 
                     T2 = cast(add(T0own0, T0own1))
                     T17 = ...
 
-``T0own`` stands for this rank's rows of T0, and T17 for those of T18: the kernel is given T0 and T18 themselves, in
-which the rows of each rank are one piece behind that of the rank before.
+Of more than two ranks the first call is an all-to-all, and the kernel adds up what comes.  ``T0own`` stands for this
+rank's rows of T0, and T17 for those of T18: the kernel is given T0 and T18 themselves, in which the rows of each rank
+are one piece behind that of the rank before.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from ..ir.digits import extent, split
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Cast, OfRank, Op, Pointwise, Reduce
+from ..ir.op import Cast, OfRank, Op, Pointwise, Reduce, Reshard, Window
+from ..mesh import ParallelType
 from ..segments.segment import Segment
 from .limits import TWO_IN_A_WORD
 from .plan import RankExchange
 from .rank_exchange import MOST_RANKS, Exchanged
+from .rank_gather import pieces_of_ranks
 
 _ADD = Pointwise("add")
 
@@ -48,50 +51,65 @@ def scattered(call: Segment, own: Segment, after: Segment, needed: Iterable[Boun
     """``call``, ``own`` and ``after`` as one segment, or why they are none.  needed: what is read outside of them."""
     if len(call.exprs) != 1 or len(after.exprs) != 1:
         return "several tensors are sent at once"
-    (added,), (spread,) = call.exprs, after.exprs
-    source, total, made, whole = added.tensors[0], added.output, spread.tensors[0], spread.output
-    first, last, mesh = communication_of(added), communication_of(spread), total.domain.mesh
-    if first is None or first.mesh_dim is None or mesh is None or not isinstance(added.op, Reduce):
-        return "it is no reduction over one mesh dimension"
-    refusal = _why_not_both(first, last, made in own.outputs) or _why_not_pieces(source, total, made, whole, first)
+    (cut,), (spread,) = call.exprs, after.exprs
+    first, made, whole = communication_of(cut), spread.tensors[0], spread.output
+    mesh = cut.output.domain.mesh
+    if first is None or first.mesh_dim is None or mesh is None or not isinstance(cut.op, Reduce | Reshard):
+        return "it is not over one mesh dimension"
+    refusal = _why_not_gathered(communication_of(spread), first.mesh_dim, is_made=made in own.outputs)
     if refusal is not None:
         return refusal
-    if {total, made} & {*needed}:
-        return f"{total if total in {*needed} else made} itself is read"
+    read = next((t for t in (cut.output, made) if t in {*needed}), None)
+    if read is not None:
+        return f"{read} itself is read"
     ranks = mesh.extent(first.mesh_dim)
     if ranks > MOST_RANKS:
         return f"{ranks} ranks are more than {MOST_RANKS}"
-    piece = BoundTensor(f"{source.name}own", source.dtype, total.domain)
-    exprs = [*_added_up(piece, total, ranks), *own.exprs]
-    segment = Segment.of(exprs, own.outputs)
+    found = _summands(cut, own, ranks)
+    if isinstance(found, str):
+        return found
+    piece, exprs = found
+    refusal = _why_not_pieces(cut.tensors[0], piece, made, whole, first.mesh_dim)
+    if refusal is not None:
+        return refusal
     exchange = RankExchange(mesh, first.mesh_dim, (), piece, gathered=made)
-    return Scattered(Exchanged(segment, exchange), {piece: source, made: whole})
+    return Scattered(Exchanged(Segment.of(exprs, own.outputs), exchange), {piece: cut.tensors[0], made: whole})
 
 
-def _why_not_both(first: Communication, last: Communication | None, is_made: bool) -> str | None:
-    if first.kind is not Collective.REDUCE_SCATTER:
-        return "it is no reduce-scatter"
-    if last is None or last.kind is not Collective.ALL_GATHER or last.mesh_dim is not first.mesh_dim or not is_made:
-        return "what its reader makes is not gathered over the same mesh dimension"
-    return None
+def _summands(cut: Expr, own: Segment, ranks: int) -> tuple[BoundTensor, list[Expr]] | str:
+    """This rank's rows of what ``cut`` sends, and what a kernel makes of those of all ranks."""
+    source = cut.tensors[0]
+    if isinstance(cut.op, Reduce):
+        piece = BoundTensor(f"{source.name}own", source.dtype, cut.output.domain)
+        return piece, [*_added_up(piece, cut.output, ranks), *own.exprs]
+    pieces = pieces_of_ranks(own, cut.output, ranks)
+    if pieces is None or len({*pieces.values()}) != ranks:
+        return "its reader does not read the summands one by one"
+    piece = BoundTensor(f"{source.name}own", source.dtype, next(iter(pieces)).output.domain)
+    replaced = {e: Expr(OfRank(k), (piece,), e.outputs) for e, k in pieces.items()}
+    kept = [e for e in own.exprs if not isinstance(e.op, Window) or e.tensors[0] is not cut.output]
+    return piece, [replaced.get(e, e) for e in kept]
+
+
+def _why_not_gathered(last: Communication | None, over: ParallelType, *, is_made: bool) -> str | None:
+    is_gathered = last is not None and last.kind is Collective.ALL_GATHER and last.mesh_dim is over and is_made
+    return None if is_gathered else "what its reader makes is not gathered over the same mesh dimension"
 
 
 def _why_not_pieces(
-    source: BoundTensor, total: BoundTensor, made: BoundTensor, whole: BoundTensor, call: Communication
+    source: BoundTensor, piece: BoundTensor, made: BoundTensor, whole: BoundTensor, over: ParallelType
 ) -> str | None:
     """Are the rows of a rank one piece of ``source`` and of ``whole``, as many as of every other rank?"""
-    assert call.mesh_dim is not None, "it was looked at"
+    domain, mesh = piece.domain, piece.domain.mesh
     if source.dtype not in TWO_IN_A_WORD or made.dtype is not source.dtype:
         return f"{source} and {made} are not of the same type of 16 bits"
-    if made.domain.logical != total.domain.logical or made.domain.sharding != total.domain.sharding:
-        return f"{made} has not the rows of {total}"
-    digits, mesh = total.domain.digits_on(call.mesh_dim), total.domain.mesh
-    assert mesh is not None, "it is cut over one"
-    if len(total.domain.sharding) != 1 or not is_even(digits, mesh.extent(call.mesh_dim)):
-        return f"{total} is not cut into as many rows for each rank, or over more than one mesh dimension"
-    if any(t.domain.allocation is not None for t in (source, total, made, whole)):
+    if (made.domain.logical, made.domain.sharding) != (domain.logical, domain.sharding):
+        return f"{made} has not the rows that are added up"
+    if mesh is None or len(domain.sharding) != 1 or not is_even(domain.digits_on(over), mesh.extent(over)):
+        return f"{source} is not cut into as many rows for each rank, or over more than one mesh dimension"
+    if any(t.domain.allocation is not None for t in (source, piece, made, whole)):
         return "a tensor is allocated in another order than its axes"
-    if not _is_cut_first(total.domain, mesh.extent(call.mesh_dim)) or _local(source.domain) != _local(whole.domain):
+    if not _is_cut_first(domain, mesh.extent(over)) or _local(source.domain) != _local(whole.domain):
         return f"the rows of a rank are not one piece of {source}"
     return None
 

@@ -22,6 +22,7 @@ from exchange_cases import (
     piece,
     piece_of_output,
 )
+from exchange_scattered import Norm as Scattered
 from torch.distributed.tensor import Partial, Replicate
 
 from benchmarks.roundings import assert_near
@@ -94,6 +95,38 @@ def test_shards_of_two_sizes(
             time.sleep(own.random() * 0.003)
     for v in given.values():
         check(fd, kind, v, pg)
+
+
+def test_rows_of_each_rank_are_added_up_normed_and_gathered(
+    arena: symmetric.Arena, pg: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ranks that are late now and then, and of graphs, which their calls follow."""
+    monkeypatch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
+    norm, own, both = Scattered(pg, torch.bfloat16, 4096, takes_residual=True), random.Random(pg.rank), random.Random(5)
+    sizes = ((1, 1), (5, 1), (16, 4), (700, 1))
+    for k, (sequence, batch) in enumerate(sizes):
+        norm.check(sequence, batch, seed=k)
+        assert "communication" not in norm.explained()
+    given = {size: norm.here(norm.given(*size, seed=9)) for size in sizes}
+    for _ in range(1000):
+        norm.call(given[both.choice(sizes)])
+        if own.random() < 0.01:
+            time.sleep(own.random() * 0.003)
+    called = norm.call(given[16, 4])
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = [norm.call(given[16, 4]) for _ in range(3)]
+    for k in range(2000):
+        graph.replay()
+        if k % 200 == 0:
+            assert all(torch.equal(x, y) for x, y in zip(norm.call(given[16, 4]), called, strict=True))
+            time.sleep(own.random() * 0.01)
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for each in replayed for x, y in zip(each, called, strict=True))
+    for k, (sequence, batch) in enumerate(sizes):
+        norm.check(sequence, batch, seed=k)
 
 
 def test_a_backward_whose_column_sums_are_a_kernel_of_their_own(arena: symmetric.Arena, pg: ProcessGroup) -> None:

@@ -1,0 +1,141 @@
+"""Which partial sums are added up in parts inside of a kernel, and which stay with collectives, and why.
+
+Numbers: ``tests/exchange_scattered.py``, by processes on a CPU and by GPUs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from exchange_cases import plan_of
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.codegen import generate
+from shardfuse.compiler import Plan
+from shardfuse.in_kernel import exchanging, with_exchanges
+from shardfuse.ir.tensor_view import TensorView
+from shardfuse.schedulers.exchange_forms import HAVE_RUN, Form, exchanged_form
+from shardfuse.schedulers.plan import KernelPlan
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.sm90 import compile_all
+
+BF16 = DataType.BFloat16
+ROWS, N = 64, 1024
+
+
+def define(
+    ranks: int = 2, n: int = N, *, dtype: DataType = BF16, made: DataType | None = None, axis: int = 0,
+    rows: int = ROWS, uneven: bool = False, gives_sum: bool = False, gives_part: bool = False,
+) -> FusionDefinition:  # fmt: skip
+    """A norm of the sum of all ranks, [rows, 4, n], of which each has a part along ``axis``, and all the result.
+
+    made: the result's type, where that is another.  gives_sum, gives_part: are the sum and this rank's part results?
+    """
+    mesh = DeviceMesh(range(ranks))
+    with FusionDefinition() as fd:
+        o = fd.ops
+        given = fd.define_tensor([ranks, rows, 4, n], contiguity=True, dtype=dtype)
+        total = o.sum(given, [0])
+        x = o.cast(total, DataType.Float)
+        y = o.mul(x, o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), 1e-5)))
+        part = o.cast(y, made or dtype)
+        whole = o.set(part)
+        fd.add_output(whole)
+        if gives_sum:
+            fd.add_output(total)
+        if gives_part:
+            fd.add_output(part)
+        given.set_device_mesh(mesh)
+        given.axis(0).parallelize(ParallelType.mesh_x)
+        cut(total, axis, ranks, mesh, uneven=uneven)
+        cut(part, axis, ranks, mesh, uneven=uneven)
+        whole.set_device_mesh(mesh)
+    return fd
+
+
+def cut(tv: TensorView, axis: int, ranks: int, mesh: DeviceMesh, *, uneven: bool) -> None:
+    tv.set_device_mesh(mesh)
+    tv.split(axis, ranks, inner_split=False, uneven=uneven)
+    tv.axis(axis).parallelize(ParallelType.mesh_x)
+
+
+def kernel_of(plan: Plan) -> KernelPlan:
+    """The one kernel that is all of ``plan``."""
+    assert [s.scheduler for s in plan.segments] == ["exchange"], plan.in_kernel
+    ((_, kernel),) = exchanging(plan)
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", [BF16, DataType.Half])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_it_is_one_kernel_that_has_room_for_its_rows(ranks: int, dtype: DataType) -> None:
+    plan = plan_of(define(ranks, dtype=dtype, rows=ROWS * 3), ROWS)
+    kernel = kernel_of(plan)
+    assert [said.split(": ")[1] for said in plan.in_kernel] == ["exchanged inside of a kernel"] * 2
+    assert kernel.rank_exchange.is_in_rows, "of however few"
+    assert kernel.space.kept == ROWS * 3 * 4 // ranks
+    form = exchanged_form(kernel.rank_exchange)
+    assert form is (Form.SCATTERED if ranks == 2 else Form.SCATTERED_FURTHER)
+    assert plan.apart is not None
+    assert bool(exchanging(with_exchanges(plan.apart, is_by_default=True))) == (form in HAVE_RUN)
+
+
+def test_kernels_compile_without_spills() -> None:
+    """But for 48 bytes of a thread where the addresses of the flags and rows of 7 peers take 28 registers."""
+    sources, allowed = [], [0, 0, 0, 0, 48]
+    for ranks, n in ((2, 1024), (2, 4096), (2, 8192), (4, 4096), (8, 8192)):
+        plan = kernel_of(plan_of(define(ranks, n), ROWS))
+        tensors = (*plan.segment.inputs, *plan.segment.outputs)
+        sources.append(generate(plan, {t: t.domain.layout(0) for t in tensors}, 0))
+    assert all(made.spills <= most for made, most in zip(compile_all(sources), allowed, strict=True))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_have_one_kernel(rank: int) -> None:
+    """Which rank it is comes in its table."""
+    plan = kernel_of(plan_of(define(), ROWS))
+    tensors = (*plan.segment.inputs, *plan.segment.outputs)
+    texts = [generate(plan, {t: t.domain.layout(k) for t in tensors}, k).text for k in (0, rank)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("fd", "why"),
+    [
+        (define(rows=63, uneven=True), "not cut into as many rows for each rank"),
+        (define(axis=1), "are not one piece"),
+        (define(made=DataType.Float), "not of the same type of 16 bits"),
+        (define(dtype=DataType.Float), "not of the same type of 16 bits"),
+        (define(gives_sum=True), "itself is read"),
+        (define(gives_part=True), "itself is read"),
+        (define(n=1020), "not cut into whole words"),
+        (define(n=65536 * 2), "more than 65536"),
+    ],
+    ids=["uneven", "not first", "another type", "32 bits", "sum", "part", "no whole words", "long"],
+)
+def test_what_stays_with_collectives_says_why(fd: FusionDefinition, why: str) -> None:
+    plan = plan_of(fd, ROWS)
+    assert exchanging(plan) == []
+    assert why in plan.in_kernel[0]
+
+
+def test_a_first_axis_of_one_element_is_none() -> None:
+    """[1, rows, n]: the rows are cut, which are one behind the other."""
+    fd = define(axis=1, rows=1)
+    assert kernel_of(plan_of(fd, ROWS)).space.kept == 2
+
+
+def test_ranks_beside_its_mesh() -> None:
+    """Of a program of four ranks, of which two have the mesh."""
+    fd = define()
+    with fd:
+        other = fd.define_tensor([4, N], contiguity=True)
+        fd.add_output(fd.ops.add(other, other))
+        other.set_device_mesh(DeviceMesh(range(4)))
+    plan = plan_of(fd, ROWS)
+    assert exchanging(plan) == []
+    assert "not on its mesh" in plan.in_kernel[0]
