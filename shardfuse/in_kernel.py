@@ -21,10 +21,11 @@ from .mesh import DeviceMesh, ParallelType
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.choice import choose_scheduler
 from .schedulers.exchange_forms import why_not_by_default
+from .schedulers.features import features
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
-from .schedulers.rank_scatter import scattered
+from .schedulers.rank_scatter import Scattered, made_and_gathered, scattered
 from .segments.segment import Segment, leading_to, segment_of
 
 _READ_TWICE = 16 * 2**20
@@ -91,8 +92,10 @@ def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[Plan
     kinds = {c.kind for c in map(communication_of, exprs) if c is not None}
     if not kinds.isdisjoint((Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)):
         return _scattered_within(plan, segments, k)
-    is_reduced = isinstance(exprs[0].op, Reduce)
-    return _reduced_within(plan, segments, k) if is_reduced else _sent_within(plan, segments, k)
+    if isinstance(exprs[0].op, Reduce):
+        return _reduced_within(plan, segments, k)
+    found = _sent_within(plan, segments, k)
+    return found if not isinstance(found, str) else _made_within(plan, segments, k) or found
 
 
 def _reduced_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
@@ -190,16 +193,22 @@ def _scattered_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) ->
     if len(gathers) != 1:
         return "what its reader makes is not gathered, by one call"
     (after,) = gathers
+    together = (call, own, after)
+    found = scattered(call.segment, own.segment, after.segment, _needed(plan, segments, together))
+    return _with_gather(plan, segments, together, found)
+
+
+def _with_gather(
+    plan: Plan, segments: Sequence[PlannedSegment], together: Sequence[PlannedSegment], joined: Scattered | str
+) -> list[PlannedSegment] | str:
+    """``segments`` with ``joined`` in place of those that it is made of, of which the last is a gather, or why not."""
     if any(s.like is not None for s in segments):  # they are known by their numbers
         return "it is a chunk's of a stream"
-    if call.is_beside or after.is_beside:
+    if any(s.is_beside for s in together):
         return "it runs beside other kernels, as a collective does"
-    mesh = call.segment.exprs[0].output.domain.mesh
+    mesh = together[-1].segment.exprs[0].output.domain.mesh
     if mesh is None or set(mesh.ranks) != _all_ranks(plan):
         return "some ranks of the program are not on its mesh"
-    together = (call, own, after)
-    needed = _needed(plan, segments, together)
-    joined = scattered(call.segment, own.segment, after.segment, needed)
     refusal = joined if isinstance(joined, str) else why_not(joined.found, plan.device)
     if refusal is not None or isinstance(joined, str):
         return f"no kernel exchanges it: {refusal}"
@@ -207,7 +216,24 @@ def _scattered_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) ->
     outputs = [joined.given.get(t, t) for t in joined.found.segment.outputs]
     kernels = scheduled(joined.found, plan.device)
     planned = PlannedSegment(Segment.of(exprs, outputs), EXCHANGE, (), kernels, renamed=joined.given)
-    return [planned if s is own else s for s in segments if s is not call and s is not after]
+    own = next(s for s in together if s.scheduler != "communication")
+    return [planned if s is own else s for s in segments if s is own or all(s is not t for t in together)]
+
+
+def _made_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str | None:
+    """``segments`` with the gather ``k`` inside of the kernel that makes what is gathered, or why it is not.
+
+    ``None`` where no one kernel makes it.
+    """
+    call = segments[k]
+    makers = [s for s in segments if not set(s.segment.outputs).isdisjoint(call.segment.inputs)]
+    if len(makers) != 1 or not makes_kernels(makers[0].scheduler):
+        return None
+    (own,) = makers
+    if features(own.segment, plan.device).phases < 2:
+        return "it reduces no rows"  # as a norm does, whose rows are held anyway
+    found = made_and_gathered(own.segment, call.segment, _needed(plan, segments, (own, call)))
+    return _with_gather(plan, segments, (own, call), found)
 
 
 def _needed(plan: Plan, segments: Sequence[PlannedSegment], but: Sequence[PlannedSegment]) -> set[BoundTensor]:

@@ -33,17 +33,18 @@ class Rank(Protocol):
 
 
 class Norm:
-    """Of summands that all ranks draw alike, on this rank.  takes_residual: is a residual added?"""
+    """Of what all ranks draw alike, on this rank.  is_of_sums: of their summands and a residual, or of that alone?"""
 
-    def __init__(self, context: Rank, dtype: torch.dtype, hidden: int, *, takes_residual: bool) -> None:
+    def __init__(self, context: Rank, dtype: torch.dtype, hidden: int, *, is_of_sums: bool) -> None:
         self.rank, self.ranks, self.device, self.dtype = context.rank, dist.get_world_size(), context.device, dtype
-        self.takes_residual = takes_residual
-        placed = {"input": Partial(), "output": Replicate(), "output_grad": Partial(), "parameters": "local"}
+        self.is_of_sums = is_of_sums
+        placed = {"output": Replicate(), "output_grad": Partial(), "parameters": "local"}
         mesh = DeviceMesh(range(self.ranks))
-        if takes_residual:
-            self.module = AddRMSNorm(hidden, 1e-5, bias=True, mesh=mesh, residual=Shard(0), **placed)
+        if is_of_sums:
+            placed |= {"input": Partial(), "residual": Shard(0)}
+            self.module = AddRMSNorm(hidden, 1e-5, bias=True, mesh=mesh, **placed)
         else:
-            self.module = RMSNorm(hidden, 1e-5, mesh=mesh, **(placed | {"output": Shard(0), "output_grad": Shard(0)}))
+            self.module = RMSNorm(hidden, 1e-5, mesh=mesh, input=Shard(0), **placed)
         self.module.to(self.device)
         with torch.no_grad():
             for k, p in enumerate(self.module.parameters()):
@@ -58,10 +59,8 @@ class Norm:
     def here(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         """What this rank has of it."""
         parts, residual = given
-        own = [parts[self.rank]]
-        if self.takes_residual:
-            own.append(residual.chunk(self.ranks)[self.rank].contiguous())
-        return [t.to(self.device) for t in own]
+        own = residual.chunk(self.ranks)[self.rank].contiguous()
+        return [t.to(self.device) for t in ([parts[self.rank], own] if self.is_of_sums else [own])]
 
     def call(self, own: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with torch.no_grad():
@@ -81,14 +80,12 @@ class Norm:
     def expected(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         """Of what is given in another type; the sum of the ranks is rounded to the module's."""
         parts, residual = given
-        total = parts.sum(0).to(self.dtype).to(parts.dtype)
         weight, *bias = (p.detach().cpu().to(parts.dtype) for p in self.module.parameters())
-        if self.takes_residual:
-            total = total + bias[0] + residual
+        total = residual
+        if self.is_of_sums:
+            total = parts.sum(0).to(self.dtype).to(parts.dtype) + bias[0] + residual
         normed = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * weight
-        if not self.takes_residual:
-            return [normed.chunk(self.ranks)[self.rank]]
-        return [normed, total.chunk(self.ranks)[self.rank]]
+        return [normed, total.chunk(self.ranks)[self.rank]] if self.is_of_sums else [normed]
 
     def explained(self) -> str:
         (bound,) = (b for b in self.module._bound.values() if b is not None)  # pyright: ignore[reportPrivateUsage]
@@ -98,14 +95,19 @@ class Norm:
 def run_scattered(context: ProcessContext) -> None:
     for dtype, shapes in ((torch.bfloat16, SHAPES[:2]), (torch.float16, SHAPES[2:])):
         for sequence, batch, hidden in shapes:
-            norm = Norm(context, dtype, hidden, takes_residual=True)
-            norm.check(sequence, batch, seed=1)
-            told = norm.explained()
-            assert "exchange" in told, told
-            assert "communication" not in told, told
+            check_one_kernel(Norm(context, dtype, hidden, is_of_sums=True), sequence, batch)
+    norm = Norm(context, torch.bfloat16, 96, is_of_sums=True)
     for k, (sequence, batch) in enumerate(((1, 1), (2, 2), (1, 1))):  # turns go on from call to call, of whatever size
         norm.check(sequence, batch, seed=10 + k)
     strided(norm)
+    check_one_kernel(Norm(context, torch.bfloat16, 96, is_of_sums=False), 3, 1)
+
+
+def check_one_kernel(norm: Norm, sequence: int, batch: int) -> None:
+    norm.check(sequence, batch, seed=1)
+    told = norm.explained()
+    assert "exchange" in told, told
+    assert "communication" not in told, told
 
 
 def strided(norm: Norm) -> None:

@@ -79,7 +79,7 @@ def test_it_is_one_kernel_that_has_room_for_its_rows(ranks: int, dtype: DataType
     assert kernel.rank_exchange.is_in_rows, "of however few"
     assert kernel.space.kept == ROWS * 3 * 4 // ranks
     form = exchanged_form(kernel.rank_exchange)
-    assert form is (Form.SCATTERED if ranks == 2 else Form.SCATTERED_FURTHER)
+    assert form is (Form.SCATTERED if ranks == 2 else Form.FURTHER)
     assert plan.apart is not None
     assert bool(exchanging(with_exchanges(plan.apart, is_by_default=True))) == (form in HAVE_RUN)
 
@@ -119,8 +119,16 @@ def test_all_ranks_have_one_kernel(rank: int) -> None:
 )
 def test_what_stays_with_collectives_says_why(fd: FusionDefinition, why: str) -> None:
     plan = plan_of(fd, ROWS)
-    assert exchanging(plan) == []
+    assert all(kernel.rank_exchange.sent is None for _, kernel in exchanging(plan))
     assert why in plan.in_kernel[0]
+
+
+def test_rows_are_gathered_alone_where_the_sum_itself_is_read() -> None:
+    plan = plan_of(define(gives_sum=True), ROWS)
+    assert [s.scheduler for s in plan.segments] == ["communication", "exchange"]
+    ((_, kernel),) = exchanging(plan)
+    assert exchanged_form(kernel.rank_exchange) is Form.GATHERED
+    assert plan.in_kernel[1] == "T11: exchanged inside of a kernel"
 
 
 def test_a_first_axis_of_one_element_is_none() -> None:

@@ -30,8 +30,8 @@ from .tile import Chunk
 
 def piece_lines(plan: KernelPlan) -> list[str]:
     """Before the loop over programs: the table, and this rank's pieces."""
-    shifts = [f"{t}_ptr += rank * {_piece(plan)}" for t in (plan.rank_exchange.sent, plan.rank_exchange.gathered)]
-    return [*row_sender_lines(plan), *shifts]
+    cut = [t for t in (plan.rank_exchange.sent, plan.rank_exchange.gathered) if t is not None]
+    return [*row_sender_lines(plan), *(f"{t}_ptr += rank * {_piece(plan)}" for t in cut)]
 
 
 def write_gathered(e: GatheringRows) -> None:
@@ -48,7 +48,9 @@ class GatheringRows(SendingRows):
     """An emitter whose plan sends each rank its own rows of a tensor, and all ranks the rows of a result."""
 
     def send(self, chunks: Sequence[Chunk]) -> None:
-        """The other ranks' rows go out, to each its own, and a flag behind them."""
+        """The other ranks' rows go out, to each its own, and a flag behind them, where there is anything to add up."""
+        if self.plan.rank_exchange.sent is None:
+            return
         self.begin_turn()
         ranks, source = self.plan.rank_exchange.ranks, self.source
         for j in range(1, ranks):  # all loads of a row are under way before the first is stored; registers hold one row

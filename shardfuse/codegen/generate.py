@@ -123,9 +123,9 @@ def _emitted(
         return by(Sided, write_unrolled)
     if schedule.lag:
         return by(MisalignedLaggedRows if schedule.is_aligned_down else LaggedRows, write_lagged_rows)
+    if exchange is not None and exchange.gathered is not None:
+        return by(GatheringRows, write_gathered)
     if exchange is not None and exchange.sent is not None:
-        if exchange.gathered is not None:
-            return by(GatheringRows, write_gathered)
         return by(SendingRows if exchange.is_in_rows else Sending, write_unrolled)
     if schedule.is_packed:
         return by(MisalignedPacked if schedule.is_aligned_down else Packed, write_packed)

@@ -57,8 +57,9 @@ def row_sender_lines(plan: KernelPlan) -> list[str]:
 def _rows_at(plan: KernelPlan, j: int) -> str:
     """Text of where the rows of the rank at distance ``j`` begin, aligned for the widest stores."""
     exchange = plan.rank_exchange
-    assert exchange.sent is not None, "what they send"
-    flags, kind = flags_of_rows(exchange), TRITON_TYPE[exchange.sent.dtype]
+    sent = exchange.sent or exchange.gathered
+    assert sent is not None, "what they send"
+    flags, kind = flags_of_rows(exchange), TRITON_TYPE[sent.dtype]
     return f"tl.multiple_of((tl.load({MAILBOX} + {SLOTS + j}) + {8 * flags}).to(tl.pointer_type({kind})), 16)"
 
 

@@ -21,8 +21,9 @@ class Form(Enum):
     ALIKE = "results that all ranks have, of rows of which some ranks have more"
     WORDS = "summands, in words that are their own flags"
     ROWS = "summands, row by row"
+    GATHERED = "the rows that each of two ranks makes"
     SCATTERED = "summands of the rows of each of two ranks, and the rows that it makes of them"
-    SCATTERED_FURTHER = "the same of more than two ranks"
+    FURTHER = "rows that each of more than two ranks makes"
 
 
 HAVE_RUN: Mapping[Form, str] = {
@@ -36,7 +37,8 @@ HAVE_RUN: Mapping[Form, str] = {
 def exchanged_form(exchange: RankExchange) -> Form:
     """Of a kernel that is planned."""
     if exchange.gathered is not None:
-        return Form.SCATTERED if exchange.ranks == 2 else Form.SCATTERED_FURTHER
+        of_two = Form.GATHERED if exchange.sent is None else Form.SCATTERED
+        return of_two if exchange.ranks == 2 else Form.FURTHER
     if exchange.sent is not None:
         return Form.ROWS if exchange.is_in_rows else Form.WORDS
     if exchange.is_alike:

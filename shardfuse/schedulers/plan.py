@@ -29,8 +29,8 @@ class RankExchange:
     ``is_in_rows``: is ``sent`` sent row by row, a flag behind each, instead of in words that are their own flags?
     ``members``: how many programs share a row of what is sent in words; each has as much of it.
     ``is_uneven``: have some ranks more of each row than others?
-    ``gathered``: a result of this rank's rows that all ranks are given, row by row.  ``sent`` is then cut as it is, and
-    each rank is given those elements of its own rows alone.
+    ``gathered``: a result of this rank's rows that all ranks are given, row by row.  ``sent``, if anything, is then cut
+    as it is, and each rank is given those elements of its own rows alone.
     ``is_alike``: does an uneven one have results that all ranks have, bit by bit?  Then nothing in it is contracted.
     """
 

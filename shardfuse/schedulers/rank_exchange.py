@@ -145,7 +145,8 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     short = next((t for t in exchange.statistics if space.atoms[t] != everywhere), None)
     if short is not None:
         return f"{short} has not one number for each row"
-    return None if exchange.sent is None else why_not_sent(exchange.sent, space)
+    sent = exchange.sent or exchange.gathered
+    return None if sent is None else why_not_sent(sent, space)
 
 
 def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
@@ -245,8 +246,9 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     space = features(segment, device)
     schedule = by_one_program(space)
     free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
-    in_rows = found.exchange.sent is not None and (found.exchange.gathered is not None or is_in_rows(space))
-    if found.exchange.sent is not None:
+    is_gathered = found.exchange.gathered is not None
+    in_rows = is_gathered or (found.exchange.sent is not None and is_in_rows(space))
+    if found.exchange.sent is not None or is_gathered:
         members = members_of(space, free, in_rows=in_rows)
         schedule = for_words(schedule, space, members, in_rows=in_rows)
     elif schedule.kept > 1:

@@ -76,6 +76,26 @@ def scattered(call: Segment, own: Segment, after: Segment, needed: Iterable[Boun
     return Scattered(Exchanged(Segment.of(exprs, own.outputs), exchange), {piece: cut.tensors[0], made: whole})
 
 
+def made_and_gathered(own: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Scattered | str:
+    """``own`` and ``after`` as one segment, whose ranks give one another what they make, or why they are none."""
+    if len(after.exprs) != 1:
+        return "several tensors are sent at once"
+    (spread,) = after.exprs
+    last, made, whole = communication_of(spread), spread.tensors[0], spread.output
+    if last is None or last.mesh_dim is None or made.domain.mesh is None:
+        return "it is not over one mesh dimension"
+    refusal = _why_not_gathered(last, last.mesh_dim, is_made=made in own.outputs)
+    refusal = refusal or _why_not_pieces(whole, made, made, whole, last.mesh_dim)
+    if refusal is None and made in {*needed}:
+        refusal = f"{made} itself is read"
+    if refusal is None and made.domain.mesh.extent(last.mesh_dim) > MOST_RANKS:
+        refusal = f"{made.domain.mesh.extent(last.mesh_dim)} ranks are more than {MOST_RANKS}"
+    if refusal is not None:
+        return refusal
+    exchange = RankExchange(made.domain.mesh, last.mesh_dim, (), gathered=made)
+    return Scattered(Exchanged(own, exchange), {made: whole})
+
+
 def _summands(cut: Expr, own: Segment, ranks: int) -> tuple[BoundTensor, list[Expr]] | str:
     """This rank's rows of what ``cut`` sends, and what a kernel makes of those of all ranks."""
     source = cut.tensors[0]

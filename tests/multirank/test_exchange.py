@@ -97,12 +97,17 @@ def test_shards_of_two_sizes(
         check(fd, kind, v, pg)
 
 
+@pytest.mark.parametrize("is_of_sums", [True, False])
 def test_rows_of_each_rank_are_added_up_normed_and_gathered(
-    arena: symmetric.Arena, pg: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+    is_of_sums: bool, arena: symmetric.Arena, pg: ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of ranks that are late now and then, and of graphs, which their calls follow."""
     monkeypatch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
-    norm, own, both = Scattered(pg, torch.bfloat16, 4096, takes_residual=True), random.Random(pg.rank), random.Random(5)
+    norm, own, both = (
+        Scattered(pg, torch.bfloat16, 4096, is_of_sums=is_of_sums),
+        random.Random(pg.rank),
+        random.Random(5),
+    )
     sizes = ((1, 1), (5, 1), (16, 4), (700, 1))
     for k, (sequence, batch) in enumerate(sizes):
         norm.check(sequence, batch, seed=k)
