@@ -20,6 +20,7 @@ from shardfuse.executor.nccl_channels import BackendChannel
 from shardfuse.executor.symmetric_collectives import symmetric_channel
 from shardfuse.mesh import Team
 
+from .graphs import per_captured_call
 from .report import Row
 from .reshard import everywhere, per_call
 from .workload import Case, Draw
@@ -28,7 +29,6 @@ OWN, NCCL = "shardfuse", "NCCL"
 KINDS: tuple[Kind, ...] = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 CASES = tuple(f"{rows}x8192" for rows in (2, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384))
 ROUNDS = 11
-EACH = 10
 
 Run = Callable[[], Tensor]
 
@@ -58,13 +58,10 @@ def _rows(kind: Kind, case: Case, device: torch.device, rounds: int) -> list[Row
     for name, run in runs.items():
         right = bool(((run().double() - wanted).abs() <= 2**-7 * (wanted.abs() + 1)).all())
         notes[name] = "" if everywhere(right, device) else "WRONG"
-    timed = per_call(runs, device, rounds)
-    rows = [Row(kind, str(case), name, 0, *timed[name], note=notes[name]) for name in runs]
-    if device.type == "cuda":
-        graphs = {name: _captured(run) for name, run in runs.items()}
-        for name, (us, low, high) in per_call(graphs, device, rounds).items():
-            rows.append(Row(f"{kind}, in a graph", str(case), name, 0, us / EACH, low / EACH, high / EACH))
-    return rows
+    with torch.no_grad():
+        timed, graphs = per_call(runs, device, rounds), per_captured_call(runs, device, rounds)
+    rows = [Row(kind, str(case), name, 0, *us, note=notes[name]) for name, us in timed.items()]
+    return rows + [Row(f"{kind}, in a graph", str(case), name, 0, *us) for name, us in graphs.items()]
 
 
 def _runs(kind: Kind, mine: Tensor, taken: Tensor) -> dict[str, Run]:
@@ -99,17 +96,3 @@ def _runs(kind: Kind, mine: Tensor, taken: Tensor) -> dict[str, Run]:
         return taken
 
     return ({} if issue is None else {OWN: own}) | {NCCL: nccl}
-
-
-def _captured(run: Run) -> Callable[[], object]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(EACH):
-            run()
-    return graph.replay

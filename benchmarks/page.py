@@ -59,12 +59,15 @@ def section(results: Results) -> str:
 
 def _by_workload(results: Results, workloads: Sequence[str], shown: Sequence[str]) -> list[str]:
     heads = ["workload", "cases", *("of copy" if p == "copy" else f"x {p}" for p in shown), "falls short at"]
+    has_errors = any(r.roundings is not None for r in results.rows)
+    heads += ["largest error, roundings"] if has_errors else []
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for workload in workloads:
         rows = [r for r in results.rows if r.workload == workload]
-        found = ratios(results).get(workload, {})
-        cells = [_summary(rows, p, found.get(p, {})) for p in shown]
-        lines.append(f"| {workload} | {_cases(rows)} | {' | '.join([*cells, _short(found)])} |")
+        found, slow = (ratios(results, slow=s).get(workload, {}) for s in (False, True))
+        cells = [_summary(rows, p, found.get(p, {}), slow.get(p, {})) for p in shown]
+        errors = [_errors(rows, [OWN, *shown])] if has_errors else []
+        lines.append(f"| {workload} | {_cases(rows)} | {' | '.join([*cells, _short(found), *errors])} |")
     return lines
 
 
@@ -98,14 +101,23 @@ def _cases(rows: Sequence[Row]) -> str:
     return str(len({r.case for r in rows}))
 
 
-def _summary(rows: Sequence[Row], peer: str, found: dict[str, float]) -> str:
-    """Both numbers of the ratio where there is one case, else the mean."""
+def _summary(rows: Sequence[Row], peer: str, found: dict[str, float], slow: dict[str, float]) -> str:
+    """Both numbers of the ratio where there is one case, else the mean; and of 99th percentiles, where there are."""
     if not found:
         return ""
+    said = f"; 99th: {mean(slow.values())}" if slow else ""
     if len(found) > 1:
-        return mean(found.values())
+        return mean(found.values()) + said
     (us,) = (r.us for r in rows if r.impl == peer and r.case in found)
-    return f"{next(iter(found.values())):.2f} ({_time(us or 0)})"
+    return f"{next(iter(found.values())):.2f} ({_time(us or 0)}){said}"
+
+
+def _errors(rows: Sequence[Row], impls: Sequence[str]) -> str:
+    """Of each implementation, over all cases."""
+    worst = {
+        i: max((r.roundings for r in rows if r.impl == i and r.roundings is not None), default=None) for i in impls
+    }
+    return ", ".join(f"{impl} {found:.2f}" for impl, found in worst.items() if found is not None)
 
 
 def _time(us: float) -> str:

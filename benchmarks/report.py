@@ -7,12 +7,13 @@ import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import cache
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-MANY = 20
+MANY = 24
 """Workloads beyond which a suite has one paragraph, with a sentence for each peer, and neither table nor plot."""
 
 
@@ -23,6 +24,8 @@ class Row:
     us, low, high: microseconds, median and spread; ``None`` where it failed or is wrong, which ``note`` then says.
     bytes: each input read once, each output written once.  errors: of each output against float64, as one norm.
     kernels: launches that the profiler saw; planned: of shardfuse's plan.  said: what else is to be told.
+    p99: microseconds that 99 of 100 calls do not exceed.  roundings: the largest error of an element, in roundings of
+    its dtype.  None where they were not measured.
     """
 
     workload: str
@@ -37,6 +40,8 @@ class Row:
     planned: int | None = None
     note: str = ""
     said: str = ""
+    p99: float | None = None
+    roundings: float | None = None
 
     @property
     def counts(self) -> bool:
@@ -91,9 +96,12 @@ _DEFAULTS = {
     "planned": None,
     "note": "",
     "said": "",
+    "p99": None,
+    "roundings": None,
 }
 
 
+@cache
 def commit() -> str:
     """Of the checkout that is measured, with ``+`` where files differ; empty without git."""
     git = ["git", "-C", str(ROOT)]
@@ -112,40 +120,57 @@ def has_plot(results: Results) -> bool:
     return len(workloads) < len(sizes) and len(workloads) <= MANY
 
 
-HEADERS = ("case", "implementation", "us", "GB/s", "of copy", "shardfuse is", "kernels", "error")
+HEADERS = ("case", "implementation", "us", "99th", "GB/s", "of copy", "shardfuse is", "kernels", "roundings", "error")
 
 
-def table(results: Results) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """For each workload its rows as text, in the order of ``HEADERS``."""
+ALWAYS = ("case", "implementation", "us")
+"""Columns that are shown whatever rows say; the others where one says something in them."""
+
+
+def table(results: Results) -> tuple[list[str], list[tuple[str, list[tuple[str, ...]]]]]:
+    """The headers, and for each workload its rows as text, in their order."""
     found: dict[str, dict[str, list[Row]]] = {}
     for row in results.rows:
         found.setdefault(row.workload, {}).setdefault(row.case, []).append(row)
-    return [(w, [_cells(row, rows) for rows in cases.values() for row in rows]) for w, cases in found.items()]
+    texts = {w: [_cells(row, rows) for rows in cases.values() for row in rows] for w, cases in found.items()}
+    shown = [h for h in HEADERS if h in ALWAYS or any(cells[h] for rows in texts.values() for cells in rows)]
+    return shown, [(w, [tuple(cells[h] for h in shown) for cells in rows]) for w, rows in texts.items()]
 
 
-def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+def _cells(row: Row, rows: Sequence[Row]) -> dict[str, str]:
+    """By header."""
     by = {r.impl: r for r in rows}
     own, copy = (r if r is not None and r.counts else None for r in (by.get("shardfuse"), by.get("copy")))
-    error = f"{max(row.errors):.1e}" if row.errors else ""
+    cells = dict.fromkeys(HEADERS, "") | {"case": row.case, "implementation": row.impl}
+    cells["error"] = f"{max(row.errors):.1e}" if row.errors else ""
+    cells["roundings"] = "" if row.roundings is None else f"{row.roundings:.2f}"
     if row.us is None:
-        return row.case, row.impl, row.note, "", "", "", "", error
-    share = f"{copy.us / row.us:.2f}" if copy is not None and copy.us and row.counts else ""
-    faster = f"{row.us / own.us:.2f} x" if own is not None and own.us and row is not own and row.counts else ""
+        return cells | {"us": row.note}
     kernels = next((str(n) for n in (row.kernels, row.planned) if n is not None), "")
     if row.kernels is not None and row.planned not in (None, row.kernels):
         kernels = f"{row.planned} planned, {row.kernels} seen"
-    speed = "" if row.gb_per_s is None else f"{row.gb_per_s:.0f}"
-    return row.case, row.impl, f"{row.us:.1f}", speed, share, faster, kernels, f"{error} {row.note} {row.said}".strip()
+    return cells | {
+        "us": f"{row.us:.1f}",
+        "99th": "" if row.p99 is None else f"{row.p99:.1f}",
+        "GB/s": "" if row.gb_per_s is None else f"{row.gb_per_s:.0f}",
+        "of copy": f"{copy.us / row.us:.2f}" if copy is not None and copy.us and row.counts else "",
+        "shardfuse is": f"{row.us / own.us:.2f} x" if own and own.us and row is not own and row.counts else "",
+        "kernels": kernels,
+        "error": f"{cells['error']} {row.note} {row.said}".strip(),
+    }
 
 
-def ratios(results: Results) -> dict[str, dict[str, dict[str, float]]]:
-    """By workload, peer and case how many times as fast as the peer shardfuse is; of right results only."""
+def ratios(results: Results, *, slow: bool = False) -> dict[str, dict[str, dict[str, float]]]:
+    """By workload, peer and case how many times as fast as the peer shardfuse is; of right results only.
+
+    slow: of 99th percentiles, where there are any.
+    """
     found: dict[str, dict[str, dict[str, float]]] = {}
-    own = {(r.workload, r.case): r.us for r in results.rows if r.impl == "shardfuse" and r.counts}
-    for r in results.rows:
-        us = own.get((r.workload, r.case))
-        if us and r.us and r.counts and r.impl != "shardfuse":
-            found.setdefault(r.workload, {}).setdefault(r.impl, {})[r.case] = r.us / us
+    times = {(r.workload, r.case, r.impl): r.p99 if slow else r.us for r in results.rows if r.counts}
+    for (workload, case, impl), theirs in times.items():
+        us = times.get((workload, case, "shardfuse"))
+        if us and theirs and impl != "shardfuse":
+            found.setdefault(workload, {}).setdefault(impl, {})[case] = theirs / us
     return found
 
 
@@ -165,8 +190,9 @@ def means(results: Results) -> list[str]:
 def as_text(results: Results) -> str:
     """For a terminal."""
     lines = [f"{results.suite} · {results.date} · {results.machine}", *results.left_out]
-    for workload, rows in table(results):
-        lines += ["", workload, *columns([HEADERS, *rows])]
+    headers, workloads = table(results)
+    for workload, rows in workloads:
+        lines += ["", workload, *columns([headers, *rows])]
     lines += ["", "times as fast as, geometric means:", *means(results)]
     return "\n".join(lines)
 

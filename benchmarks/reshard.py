@@ -140,7 +140,8 @@ def _change_rows(
         except (AttributeError, RuntimeError, NotImplementedError, AssertionError, ValueError) as error:
             notes[name] = f"failed: {type(error).__name__}: {next(iter(str(error).splitlines()), '')[:90]}"
             del runs[name]
-    timed = per_call(runs, device, rounds)
+    with torch.no_grad():
+        timed = per_call(runs, device, rounds)
     collectives = len(fd.explain().collectives)
     rows: list[Row] = []
     for name in (OWN, PEER):
@@ -184,7 +185,7 @@ def _tensors(
 
 def everywhere(fact: bool, device: torch.device) -> bool:
     """Is it so on every rank?"""
-    return _slowest([0.0 if fact else 1.0], device) == [0.0]
+    return slowest([0.0 if fact else 1.0], device) == [0.0]
 
 
 def per_call(
@@ -195,21 +196,21 @@ def per_call(
     calls: dict[str, int] = {}
     for name, run in runs.items():
         _sample(run, 2, device)
-        (seconds,) = _slowest([_sample(run, 2, device)], device)
+        (seconds,) = slowest([_sample(run, 2, device)], device)
         calls[name] = min(max(int(SAMPLE / seconds), 2), 50)
     for _ in range(rounds):
         for name, run in runs.items():
             samples[name].append(_sample(run, calls[name], device))
     found: dict[str, tuple[float, float, float]] = {}
     for name, seconds in samples.items():
-        us = sorted(s * 1e6 for s in _slowest(seconds, device))
+        us = sorted(s * 1e6 for s in slowest(seconds, device))
         found[name] = median(us), us[len(us) // 5], us[len(us) * 4 // 5]
     return found
 
 
 def _sample(run: Callable[[], object], calls: int, device: torch.device) -> float:
     """Seconds of one call, of a batch that all ranks begin together."""
-    _slowest([0.0], device)
+    slowest([0.0], device)
     synchronize(device)
     began = perf_counter()
     for _ in range(calls):
@@ -218,7 +219,7 @@ def _sample(run: Callable[[], object], calls: int, device: torch.device) -> floa
     return (perf_counter() - began) / calls
 
 
-def _slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
+def slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
     """For each place the longest of all ranks."""
     told = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(told, dist.ReduceOp.MAX)
@@ -259,7 +260,7 @@ def _backward_rows(case: Case, mesh: DeviceMesh, device: torch.device, rounds: i
     spans |= {name: [t[name]() for t in taken] for name in runs}
     title, kernels = f"row_sharded_backward, {' + '.join(kinds)}", "row_sharded_backward, its kernel"
     us, low, high = per_call({OWN: lambda: sharded.execute(inputs)}, device, rounds)[OWN]
-    medians = {name: median(_slowest(found, device)) for name, found in spans.items()}
+    medians = {name: median(slowest(found, device)) for name, found in spans.items()}
     return [
         Row(title, str(given), OWN, 0, us, low, high, note=note),
         Row(title, str(given), "its all_reduce", 0, medians["all_reduce"]),

@@ -17,7 +17,7 @@
     python benchmarks/run.py modules --dry                    # all of them, tiny, on the CPU: results as float64's
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
     torchrun --nproc-per-node 2 benchmarks/run.py collectives # by kernels of shardfuse's own, against NCCL's
-    torchrun --nproc-per-node 2 benchmarks/run.py exchange    # statistics exchanged in a kernel, and by collectives
+    torchrun --nproc-per-node 2 benchmarks/run.py exchange    # ranks that exchange in a kernel, in step and late
     torchrun --nproc-per-node 2 benchmarks/run.py losses      # cross entropy over sharded classes; also on 1 rank
     torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
@@ -48,9 +48,12 @@ import torch
 import shardfuse
 from benchmarks import page, peers
 from benchmarks.called import BACKWARD
-from benchmarks.calls import EXCHANGE, run_calls, run_exchange
+from benchmarks.calls import run_calls
 from benchmarks.collectives import run_collectives
 from benchmarks.dry import Planned, plan_case
+from benchmarks.exchange import run_exchange
+from benchmarks.exchange_workloads import EXCHANGE
+from benchmarks.exchange_workloads import WORKLOADS as EXCHANGES
 from benchmarks.host import CALLED
 from benchmarks.losses import run_losses
 from benchmarks.model_cases import chosen as chosen_models
@@ -158,7 +161,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.command = shlex.join(["benchmarks/run.py", *words])
     chosen = (AUTOTUNED if options.suite == "autotuned" else default) if options.peers is None else options.peers
     options.peers = [p for p in chosen.split(",") if p]
-    own_names = {"models": model_cases(), "train": STEPS, "modules": MODULES}
+    own_names = {"models": model_cases(), "train": STEPS, "modules": MODULES, "exchange": EXCHANGES}
     workloads = own_names.get(options.suite, WORKLOADS)
     whole = [name for name in options.only if options.suite != "models" or not chosen_models([name])]
     for given, known in ((options.peers, peers.PEERS), (whole, workloads)):
@@ -192,11 +195,7 @@ def _measure(options: argparse.Namespace, measured: Iterator[list[Row]], left_ou
     for found in measured:
         rows += found
         results = Results.now(options.suite, _machine(), options.command, rows, left_out)
-        if options.json:  # after each case, so that a run that is cut short leaves what it had
-            options.json.write_text(results.to_json())
-        for row in found:
-            speed = row.note if row.us is None else f"{row.us:.1f} us"
-            print(f"{row.workload} {row.case} {row.impl}: {speed}", file=sys.stderr, flush=True)
+        _tell(options, results, found)
     return _show(options, results)
 
 
@@ -208,19 +207,22 @@ def _warm(options: argparse.Namespace, work: Work) -> int:
 
 
 ON_RANKS = {
-    "reshard": lambda cases, device, _: run_reshard(cases, device),
-    "calls": lambda cases, device, _: run_calls(cases, device),
-    "collectives": lambda cases, device, _: run_collectives(cases, device),
-    "exchange": lambda cases, device, _: run_exchange(cases, device),
-    "train": lambda cases, device, only: run_train(cases, device, only=only),
-    "losses": lambda cases, device, _: run_losses(cases, device),
+    "reshard": lambda cases, device, *_: run_reshard(cases, device),
+    "calls": lambda cases, device, *_: run_calls(cases, device),
+    "collectives": lambda cases, device, *_: run_collectives(cases, device),
+    "exchange": run_exchange,
+    "train": lambda cases, device, only, _: run_train(cases, device, only=only),
+    "losses": lambda cases, device, *_: run_losses(cases, device),
 }
+"""Of cases, a device, the names that ``--only`` has, and a list of sentences on what is left out, which they add to."""
 ON_ANY_NUMBER = ("losses", "train")
 """Suites that have something to measure on one rank, too."""
 
 
 def _on_ranks(options: argparse.Namespace) -> int:
     """On every rank; the first one tells."""
+    # NVLink multicast stays off: a program that dies in it can take the GPUs of a shared host out of service.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     if options.suite == "exchange" and torch.cuda.device_count() > 1:
         os.environ.setdefault(EXCHANGE, "symmetric")
     context, suite = shardfuse.initialize(), options.suite
@@ -229,18 +231,30 @@ def _on_ranks(options: argparse.Namespace) -> int:
         return 2
     where = _machine() if torch.cuda.is_available() else f"CPU, torch {torch.__version__}"
     rows: list[Row] = []
-    for found in ON_RANKS[suite]([Case.parse(text) for text in options.case], context.device, options.only):
+    left_out: list[str] = []
+
+    def results() -> Results:
+        return Results.now(suite, f"{context.world_size} x {where}", options.command, rows, left_out)
+
+    cases = [Case.parse(text) for text in options.case]
+    for found in ON_RANKS[suite](cases, context.device, options.only, left_out):
         rows += found
         if context.rank == 0:
-            for row in found:
-                print(f"{row.workload} {row.case} {row.impl}: {row.us or 0:.1f} us {row.note}", file=sys.stderr)
+            _tell(options, results(), found)
     shardfuse.finalize()
-    results = Results.now(suite, f"{context.world_size} x {where}", options.command, rows, [])
-    if context.rank != 0:
-        return 0
+    return _show(options, results()) if context.rank == 0 else 0
+
+
+def _tell(options: argparse.Namespace, results: Results, found: Sequence[Row]) -> None:
+    """After each case, so that a run that is cut short leaves what it had."""
     if options.json:
         options.json.write_text(results.to_json())
-    return _show(options, results)
+    for row in found:
+        said = [] if row.us is None else [f"{row.us:.1f} us"]
+        said += [] if row.p99 is None else [f"99th {row.p99:.1f}"]
+        said += [] if row.roundings is None else [f"{row.roundings:.2f} roundings"]
+        said += [row.note] if row.note else []
+        print(f"{row.workload} {row.case} {row.impl}: {', '.join(said)}", file=sys.stderr, flush=True)
 
 
 def _show(options: argparse.Namespace, results: Results) -> int:

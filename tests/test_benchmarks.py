@@ -239,8 +239,9 @@ def results() -> report.Results:
 
 
 def test_the_table_has_both_numbers_of_each_ratio() -> None:
-    ((workload, rows),) = report.table(results())
+    headers, ((workload, rows),) = report.table(results())
     assert workload == "rms_norm"
+    assert headers == ["case", "implementation", "us", "GB/s", "of copy", "shardfuse is", "kernels", "error"]
     assert rows[0] == ("8x16:bfloat16", "shardfuse", "2.0", "1", "0.75", "", "1", "1.0e-03")
     assert rows[2][2:7] == ("3.0", "1", "0.50", "1.50 x", "2")
     assert rows[5][2] == "failed: RuntimeError: no"
@@ -248,6 +249,26 @@ def test_the_table_has_both_numbers_of_each_ratio() -> None:
     text = report.as_text(results())
     assert "liger is left out" in text
     assert "a machine" in text
+
+
+def test_slow_calls_and_errors_are_shown_where_they_were_measured() -> None:
+    """Of results that have neither, as those of before, both tables are as they were."""
+    assert "99th" not in report.as_text(results()) + page.section(results())
+    assert "roundings" not in report.as_text(results()) + page.section(results())
+    measured = {"shardfuse": (2.5, 0.5), "inductor": (5.0, 1.25)}
+    rows = [
+        replace(r, p99=measured[r.impl][0], roundings=measured[r.impl][1]) if r.impl in measured else r
+        for r in results().rows[:3]
+    ]
+    shown = replace(results(), rows=tuple(rows))
+    headers, ((_, (own, copy, inductor)),) = report.table(shown)
+    assert (headers[2:4], headers[-2:]) == (["us", "99th"], ["roundings", "error"])
+    assert (own[2:4], copy[2:4], inductor[2:4]) == (("2.0", "2.5"), ("1.5", ""), ("3.0", "5.0"))
+    assert (own[-2], copy[-2], inductor[-2]) == ("0.50", "", "1.25")
+    (line,) = [line for line in page.section(shown).splitlines() if line.startswith("| rms_norm")]
+    assert "| 1.50 (3.0 us); 99th: 2.00 (least 2.00) |" in line
+    assert line.endswith("| shardfuse 0.50, inductor 1.25 |")
+    assert report.Results.from_json(shown.to_json()) == shown
 
 
 def test_results_survive_json() -> None:
