@@ -73,8 +73,9 @@ def _why_not(device: torch.device) -> str:
     told = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     told[dist.get_rank()] = device.index
     dist.all_reduce(told)
-    others = [k for k in told.tolist() if k != device.index]
-    if len(others) < len(told) - 1:
+    indices = told.tolist()
+    if len(set(indices)) < len(indices):
         return "ranks share a GPU, or do not see one another's"
-    reaches = all(torch.cuda.can_device_access_peer(device.index, k) for k in others)
+    seen, others = torch.cuda.device_count(), [k for k in indices if k != device.index]
+    reaches = all(k < seen and torch.cuda.can_device_access_peer(device.index, k) for k in others)
     return "" if everywhere(reaches, device) else "not all GPUs reach each other's memory"
