@@ -48,7 +48,7 @@ class Call:
 
         given = RepeatParts(
             check=None, run=run, otherwise=otherwise, failed=cast("Any", failed), cache=self.cache, programs="programs",
-            made="made", group=None, held=held, note=self.noted.append, call="call", count=1, has_gradients=False,
+            made="made", group=None, held=held, note=self.noted.append, call="call", inputs=1, has_gradients=False,
             gives_list=False, c10d=cast("Any", self.world), forward_ad=self.dual,
             is_grad_enabled=torch.is_grad_enabled, set_grad_enabled=cast("Any", torch._C)._set_grad_enabled,
             current_thread=threading.current_thread, is_of_autograd=is_of_autograd, go_on=go_on,

@@ -35,7 +35,7 @@ _SOURCES = tuple(Path(__file__).with_name(name) for name in ("driver.c", "ordere
 class RepeatParts(NamedTuple):
     """What a repeated call compares and calls.
 
-    check: is asked of the inputs; ``None`` where the caller has asked.  count: of the inputs.  run: the program.
+    check: is asked of the inputs; ``None`` where the caller has asked.  inputs: how many.  run: the program.
     otherwise: is called instead, with the inputs, where this thread cannot begin at once.  failed: is called with the
     inputs and what the program has raised, and raises.  cache, programs: the cache of the definition, and what its
     attribute ``programs`` has been since.  made: what becomes its ``last_made``.  group: refers to the default process
@@ -54,7 +54,7 @@ class RepeatParts(NamedTuple):
     held: object | None
     note: Callable[[Any], None] | None
     call: object
-    count: int
+    inputs: int
     has_gradients: bool
     gives_list: bool
     c10d: ModuleType

@@ -14,7 +14,7 @@
 
 /* ``RepeatParts`` of driver.py, in its order. */
 enum {
-    CHECK, RUN, OTHERWISE, FAILED, CACHE, PROGRAMS, MADE, GROUP, HELD, NOTE, CALL, COUNT, HAS_GRADIENTS, GIVES_LIST,
+    CHECK, RUN, OTHERWISE, FAILED, CACHE, PROGRAMS, MADE, GROUP, HELD, NOTE, CALL, INPUTS, HAS_GRADIENTS, GIVES_LIST,
     C10D, FORWARD_AD, IS_GRAD_ENABLED, SET_GRAD_ENABLED, CURRENT_THREAD, IS_OF_AUTOGRAD, GO_ON, PARTS
 };
 
@@ -60,7 +60,7 @@ static int is_list(PyObject *inputs) { return PyTuple_CheckExact(inputs) || PyLi
 /* Are these tensors like those of the call before, of none of which a gradient is to be recorded? */
 static int are_alike(PyObject *const *parts, PyObject *inputs) {
     Py_ssize_t count = PySequence_Fast_GET_SIZE(inputs);
-    if (count != PyLong_AsSsize_t(parts[COUNT])) return 0;
+    if (count != PyLong_AsSsize_t(parts[INPUTS])) return 0;
     if (parts[CHECK] == Py_None) return 1;
     int are = is_true(PyObject_Vectorcall(parts[CHECK], PySequence_Fast_ITEMS(inputs), (size_t)count, NULL));
     if (are <= 0 || parts[HAS_GRADIENTS] != Py_True) return are;

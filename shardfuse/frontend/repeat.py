@@ -116,7 +116,7 @@ class Repeated:
                 held=cast("Held | None", self._turn),
                 note=self._note,
                 call=self._call,
-                count=count,
+                inputs=count,
                 has_gradients=has_gradients,
                 gives_list=gives_list,
                 c10d=c10d,

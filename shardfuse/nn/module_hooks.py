@@ -21,9 +21,6 @@ def has_no_hooks(module: torch.nn.Module) -> bool:
 
     For calls that torch.compile does not trace.
     """
-    return not (
-        any(_hooks_of(module.__dict__))
-        or any(_anywhere)
-        or module._compiled_call_impl is not None
-        or _tracing() is not None
-    )
+    own: Any = module
+    has_hooks = any(_hooks_of(own.__dict__)) or any(_anywhere)
+    return not has_hooks and own._compiled_call_impl is None and _tracing() is None
