@@ -11,7 +11,7 @@ Does all set-up, then runs SCRIPT on N ranks of this machine: on GPUs if there i
 
   --nproc N      the number of ranks (2)
   --launcher L   what starts them: torchrun or mpirun (torchrun)
-  SCRIPT         a Python script (examples/train_lm.py, the main job)
+  SCRIPT         a Python script (examples/train_lm.py, the main job); examples/README.md lists others
   ARGS           all that stands behind SCRIPT goes to it, --nproc and --launcher too: launch.sh's own options stand before
 
 Without a SCRIPT, options that are not launch.sh's go to the main job: scripts/launch.sh --preset gpu --nproc 4. Behind
