@@ -88,7 +88,8 @@ class Norm:
         return [normed, total.chunk(self.ranks)[self.rank]] if self.is_of_sums else [normed]
 
     def explained(self) -> str:
-        (bound,) = (b for b in self.module._bound.values() if b is not None)  # pyright: ignore[reportPrivateUsage]
+        """Of the last sizes."""
+        *_, bound = (b for b in self.module._bound.values() if b is not None)  # pyright: ignore[reportPrivateUsage]
         return str(bound.op.forward.explain())
 
 

@@ -28,8 +28,12 @@ class Form(Enum):
 
 HAVE_RUN: Mapping[Form, str] = {
     Form.STATISTICS: "2 x H200, 2026-11-23; 4 x H200, 2026-11-28",
+    Form.UNEVEN: "2 x H200, 2026-11-28",
+    Form.ALIKE: "2 x H200, 2026-11-28",
     Form.WORDS: "2 x H200, 2026-11-23; 4 x H200, 2026-11-28",
     Form.ROWS: "2 x H200, 2026-11-23; 4 x H200, 2026-11-28",
+    Form.SCATTERED: "2 x H200, 2026-11-28",
+    Form.GATHERED: "2 x H200, 2026-11-28",
 }
 """On which GPUs, and when."""
 
