@@ -14,7 +14,7 @@ from shardfuse.mesh.process import ProcessContext
 from shardfuse.nn import AddRMSNorm, RMSNorm
 
 SHAPES = ((3, 1, 96), (1, 3, 640), (2, 2, 40))
-"""[sequence of a rank, batch, hidden]: several turns, several blocks of a row, and one that a row does not fill."""
+"""[sequence, batch, hidden] of a rank: several turns, several blocks of a row, and one that a row does not fill."""
 
 
 def drawn(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
@@ -33,18 +33,21 @@ class Rank(Protocol):
 
 
 class Norm:
-    """Of what all ranks draw alike, on this rank.  is_of_sums: of their summands and a residual, or of that alone?"""
+    """Of what all ranks draw alike, on this rank.
 
-    def __init__(self, context: Rank, dtype: torch.dtype, hidden: int, *, is_of_sums: bool) -> None:
+    is_of_sums: of their summands and a residual, or of that alone?  along: the dim of which a rank has a part.
+    """
+
+    def __init__(self, context: Rank, dtype: torch.dtype, hidden: int, *, is_of_sums: bool, along: int = 0) -> None:
         self.rank, self.ranks, self.device, self.dtype = context.rank, dist.get_world_size(), context.device, dtype
-        self.is_of_sums = is_of_sums
+        self.is_of_sums, self.along = is_of_sums, along
         placed = {"output": Replicate(), "output_grad": Partial(), "parameters": "local"}
         mesh = DeviceMesh(range(self.ranks))
         if is_of_sums:
-            placed |= {"input": Partial(), "residual": Shard(0)}
+            placed |= {"input": Partial(), "residual": Shard(along)}
             self.module = AddRMSNorm(hidden, 1e-5, bias=True, mesh=mesh, **placed)
         else:
-            self.module = RMSNorm(hidden, 1e-5, mesh=mesh, input=Shard(0), **placed)
+            self.module = RMSNorm(hidden, 1e-5, mesh=mesh, input=Shard(along), **placed)
         self.module.to(self.device)
         with torch.no_grad():
             for k, p in enumerate(self.module.parameters()):
@@ -52,14 +55,15 @@ class Norm:
 
     def given(self, sequence: int, batch: int, seed: int) -> list[torch.Tensor]:
         """The summands of all ranks, and the residual, whole."""
-        shape, (hidden,) = (sequence * self.ranks, batch), self.module.normalized_shape
+        shape, (hidden,) = [sequence, batch], self.module.normalized_shape
+        shape[self.along] *= self.ranks
         parts = drawn(self.ranks, *shape, hidden, seed=seed, dtype=self.dtype)
         return [parts, drawn(*shape, hidden, seed=seed + 1, dtype=self.dtype)]
 
     def here(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         """What this rank has of it."""
         parts, residual = given
-        own = residual.chunk(self.ranks)[self.rank].contiguous()
+        own = residual.chunk(self.ranks, self.along)[self.rank].contiguous()
         return [t.to(self.device) for t in ([parts[self.rank], own] if self.is_of_sums else [own])]
 
     def call(self, own: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -85,7 +89,7 @@ class Norm:
         if self.is_of_sums:
             total = parts.sum(0).to(self.dtype).to(parts.dtype) + bias[0] + residual
         normed = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * weight
-        return [normed, total.chunk(self.ranks)[self.rank]] if self.is_of_sums else [normed]
+        return [normed, total.chunk(self.ranks, self.along)[self.rank]] if self.is_of_sums else [normed]
 
     def explained(self) -> str:
         """Of the last sizes."""
@@ -101,7 +105,8 @@ def run_scattered(context: ProcessContext) -> None:
     for k, (sequence, batch) in enumerate(((1, 1), (2, 2), (1, 1))):  # turns go on from call to call, of whatever size
         norm.check(sequence, batch, seed=10 + k)
     strided(norm)
-    check_one_kernel(Norm(context, torch.bfloat16, 96, is_of_sums=False), 3, 1)
+    check_one_kernel(Norm(context, torch.bfloat16, 96, is_of_sums=True, along=1), 2, 2)
+    check_one_kernel(Norm(context, torch.bfloat16, 40, is_of_sums=False, along=1), 3, 1)
 
 
 def check_one_kernel(norm: Norm, sequence: int, batch: int) -> None:
@@ -117,7 +122,7 @@ def strided(norm: Norm) -> None:
     wide = norm.expected([t.double() for t in given])
     own = given[0][norm.rank].to(norm.device)
     apart = own.transpose(0, 1).contiguous().transpose(0, 1)
-    residual = given[1].chunk(norm.ranks)[norm.rank].to(norm.device)
+    residual = given[1].chunk(norm.ranks, norm.along)[norm.rank].to(norm.device)
     for _ in range(3):
         with torch.no_grad():
             found = norm.module(apart, residual)

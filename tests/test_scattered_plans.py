@@ -107,7 +107,6 @@ def test_all_ranks_have_one_kernel(rank: int) -> None:
     ("fd", "why"),
     [
         (define(rows=63, uneven=True), "not cut into as many rows for each rank"),
-        (define(axis=1), "are not one piece"),
         (define(made=DataType.Float), "not of the same type of 16 bits"),
         (define(dtype=DataType.Float), "not of the same type of 16 bits"),
         (define(gives_sum=True), "itself is read"),
@@ -115,7 +114,7 @@ def test_all_ranks_have_one_kernel(rank: int) -> None:
         (define(n=1020), "not cut into whole words"),
         (define(n=65536 * 2), "more than 65536"),
     ],
-    ids=["uneven", "not first", "another type", "32 bits", "sum", "part", "no whole words", "long"],
+    ids=["uneven", "another type", "32 bits", "sum", "part", "no whole words", "long"],
 )
 def test_what_stays_with_collectives_says_why(fd: FusionDefinition, why: str) -> None:
     plan = plan_of(fd, ROWS)
@@ -131,10 +130,11 @@ def test_rows_are_gathered_alone_where_the_sum_itself_is_read() -> None:
     assert plan.in_kernel[1] == "T11: exchanged inside of a kernel"
 
 
-def test_a_first_axis_of_one_element_is_none() -> None:
-    """[1, rows, n]: the rows are cut, which are one behind the other."""
-    fd = define(axis=1, rows=1)
-    assert kernel_of(plan_of(fd, ROWS)).space.kept == 2
+@pytest.mark.parametrize(("axis", "shift"), [(0, ROWS // 2 * 4 * N), (1, 4 // 2 * N)])
+def test_rows_may_be_cut_along_any_axis(axis: int, shift: int) -> None:
+    kernel = kernel_of(plan_of(define(axis=axis), ROWS))
+    assert kernel.rank_exchange.shift == shift
+    assert kernel.space.kept == ROWS * 4 // 2
 
 
 def test_ranks_beside_its_mesh() -> None:

@@ -11,7 +11,7 @@ the row of the same number, each of its own rank::
                 sends that                                              sends that
                 writes row 3 of both halves                             writes row 3 of both halves
 
-``piece``: the elements of all rows of a rank, which lie one rank behind the other in what is given and in the result.
+A row of each rank is ``shift`` elements behind that of the rank before, in what is given and in the result.
 """
 
 from __future__ import annotations
@@ -29,19 +29,15 @@ from .tile import Chunk
 
 
 def piece_lines(plan: KernelPlan) -> list[str]:
-    """Before the loop over programs: the table, and this rank's pieces."""
+    """Before the loop over programs: the table, and where this rank's rows begin."""
     cut = [t for t in (plan.rank_exchange.sent, plan.rank_exchange.gathered) if t is not None]
-    return [*row_sender_lines(plan), *(f"{t}_ptr += rank * {_piece(plan)}" for t in cut)]
+    return [*row_sender_lines(plan), *(f"{t}_ptr += rank * {plan.rank_exchange.shift}" for t in cut)]
 
 
 def write_gathered(e: GatheringRows) -> None:
     """The row, and then those of the other ranks."""
     write_unrolled(e)
     e.gather()
-
-
-def _piece(plan: KernelPlan) -> int:
-    return plan.space.kept * plan.space.reduced
 
 
 class GatheringRows(SendingRows):
@@ -98,4 +94,5 @@ class GatheringRows(SendingRows):
     def _at_rank(self, tensor: BoundTensor, j: int, chunk: Chunk) -> str:
         """Text of where the row of the rank at distance ``j`` is."""
         pointer, _, _ = self.pointer(tensor, chunk)
-        return f"{pointer} + ((rank + {j}) % {self.plan.rank_exchange.ranks} - rank) * {_piece(self.plan)}"
+        exchange = self.plan.rank_exchange
+        return f"{pointer} + ((rank + {j}) % {exchange.ranks} - rank) * {exchange.shift}"

@@ -32,6 +32,7 @@ from ..allocation.layouts import layout_of
 from ..analysis.communication_table import communication_of
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
+from ..ir.digits import extent
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor
 from ..ir.op import StreamCat
@@ -268,10 +269,16 @@ class ProgramBuilder(CollectiveSteps):
         return self.fit(plan, layouts, self.rank, self.options, self.device)
 
     def meta_of(self, tensor: BoundTensor, renamed: Renamed) -> torch.Tensor:
-        """How a kernel's tensor is stored: as the one that stands for it, or as this rank's piece of that."""
+        """How a kernel's tensor is stored: as the one that stands for it, or as this rank's rows of that.
+
+        Of whose shape without axes of one element the kernel's tensor has the axes, the one that is cut shorter.
+        """
         given = self.meta[renamed.get(tensor, tensor)]
         shape = tensor.domain.local_shape(self.rank)
-        return given if tensor not in renamed or given.shape == shape else given.new_empty(shape)
+        if tensor not in renamed or given.shape == shape:
+            return given
+        whole = tuple(extent(axis) for axis in tensor.domain.logical)
+        return given.new_empty_strided(shape, given.new_empty(whole).stride())
 
     # end
 

@@ -31,6 +31,7 @@ class RankExchange:
     ``is_uneven``: have some ranks more of each row than others?
     ``gathered``: a result of this rank's rows that all ranks are given, row by row.  ``sent``, if anything, is then cut
     as it is, and each rank is given those elements of its own rows alone.
+    ``shift``: elements from the rows of a rank to those of the next one, in all of ``gathered``.
     ``is_alike``: does an uneven one have results that all ranks have, bit by bit?  Then nothing in it is contracted.
     """
 
@@ -45,6 +46,7 @@ class RankExchange:
     is_uneven: bool = False
     is_alike: bool = False
     gathered: BoundTensor | None = None
+    shift: int = 0
 
     @property
     def ranks(self) -> int:

@@ -13,18 +13,19 @@ after: the kernel sends each rank what this one has of its rows, and every rank 
                     T17 = ...
 
 Of more than two ranks the first call is an all-to-all, and the kernel adds up what comes.  ``T0own`` stands for this
-rank's rows of T0, and T17 for those of T18: the kernel is given T0 and T18 themselves, in which the rows of each rank
-are one piece behind that of the rank before.
+rank's rows of T0, and T17 for those of T18: the kernel is given T0 and T18 themselves, in which each row of a rank is
+as many elements behind that of the rank before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 
 from ..analysis.communication_table import Collective, Communication, communication_of
 from ..analysis.sharding import is_even
-from ..ir.digits import extent, split
+from ..ir.digits import Axis, CutError, extent, split
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
@@ -72,7 +73,7 @@ def scattered(call: Segment, own: Segment, after: Segment, needed: Iterable[Boun
     refusal = _why_not_pieces(cut.tensors[0], piece, made, whole, first.mesh_dim)
     if refusal is not None:
         return refusal
-    exchange = RankExchange(mesh, first.mesh_dim, (), piece, gathered=made)
+    exchange = RankExchange(mesh, first.mesh_dim, (), piece, gathered=made, shift=_shift(made.domain, ranks))
     return Scattered(Exchanged(Segment.of(exprs, own.outputs), exchange), {piece: cut.tensors[0], made: whole})
 
 
@@ -92,7 +93,8 @@ def made_and_gathered(own: Segment, after: Segment, needed: Iterable[BoundTensor
         refusal = f"{made.domain.mesh.extent(last.mesh_dim)} ranks are more than {MOST_RANKS}"
     if refusal is not None:
         return refusal
-    exchange = RankExchange(made.domain.mesh, last.mesh_dim, (), gathered=made)
+    shift = _shift(made.domain, made.domain.mesh.extent(last.mesh_dim))
+    exchange = RankExchange(made.domain.mesh, last.mesh_dim, (), gathered=made, shift=shift)
     return Scattered(Exchanged(own, exchange), {made: whole})
 
 
@@ -119,7 +121,7 @@ def _why_not_gathered(last: Communication | None, over: ParallelType, *, is_made
 def _why_not_pieces(
     source: BoundTensor, piece: BoundTensor, made: BoundTensor, whole: BoundTensor, over: ParallelType
 ) -> str | None:
-    """Are the rows of a rank one piece of ``source`` and of ``whole``, as many as of every other rank?"""
+    """Are the rows of a rank the outermost part of an axis of ``source`` and ``whole``, as many as every other one's?"""
     domain, mesh = piece.domain, piece.domain.mesh
     if source.dtype not in TWO_IN_A_WORD or made.dtype is not source.dtype:
         return f"{source} and {made} are not of the same type of 16 bits"
@@ -129,16 +131,31 @@ def _why_not_pieces(
         return f"{source} is not cut into as many rows for each rank, or over more than one mesh dimension"
     if any(t.domain.allocation is not None for t in (source, piece, made, whole)):
         return "a tensor is allocated in another order than its axes"
-    if not _is_cut_first(domain, mesh.extent(over)) or _local(source.domain) != _local(whole.domain):
-        return f"the rows of a rank are not one piece of {source}"
+    is_alike = whole.domain.logical == domain.logical and _local(source.domain) == _local(whole.domain)
+    if not is_alike or _cut_axis(domain, mesh.extent(over)) is None:
+        return f"the rows of a rank do not follow one another along an axis of {source}"
     return None
 
 
-def _is_cut_first(domain: BoundDomain, ranks: int) -> bool:
-    """Is what is cut the outermost part of the first axis that has more than one element?"""
-    axis = next((axis for axis in domain.logical if extent(axis) > 1), ())
+def _cut_axis(domain: BoundDomain, ranks: int) -> int | None:
+    """The axis of which each rank has a part, those of all ranks one behind the other; ``None`` for no such axis."""
     ((_, digits),) = domain.sharding
-    return bool(axis) and extent(axis) % ranks == 0 and split(axis, extent(axis) // ranks)[0] == digits
+    return next((k for k, axis in enumerate(domain.logical) if _is_outermost(digits, axis, ranks)), None)
+
+
+def _is_outermost(digits: Axis, axis: Axis, ranks: int) -> bool:
+    if extent(axis) == 1 or extent(axis) % ranks:
+        return False
+    try:
+        return split(axis, extent(axis) // ranks)[0] == digits
+    except CutError:
+        return False
+
+
+def _shift(domain: BoundDomain, ranks: int) -> int:
+    axis = _cut_axis(domain, ranks)
+    assert axis is not None, "it was looked at"
+    return prod(map(extent, domain.logical[axis:])) // ranks
 
 
 def _local(domain: BoundDomain) -> list[object]:
