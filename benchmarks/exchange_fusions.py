@@ -73,6 +73,31 @@ def add_rms_norm_fusion(case: Case, mesh: DeviceMesh, *, quantizes: bool = False
     return fd
 
 
+def sequence_fusion(case: Case, mesh: DeviceMesh) -> FusionDefinition:
+    """(partial sums, residual, weight) -> (RMSNorm of their sum, on all ranks; this rank's rows of the sum).
+
+    The rows of the residual are sharded, as sequence parallelism has them.
+    """
+    with FusionDefinition() as fd:
+        x = define(fd, [mesh.size, -1, case.columns], case.dtype)
+        residual, weight = define(fd, [-1, case.columns], case.dtype), define(fd, [case.columns], case.dtype)
+        own = fd.ops.sum(x, [0])
+        total = fd.ops.add(fd.ops.cast(own, DataType.Float), fd.ops.cast(residual, DataType.Float))
+        part = fd.ops.cast(_rms_norm(fd, total, weight), case.data_type)
+        normed, rows = fd.ops.set(part), fd.ops.cast(total, case.data_type)
+        fd.add_output(normed)
+        fd.add_output(rows)
+    x.set_device_mesh(mesh)
+    x.axis(0).parallelize(ParallelType.mesh_x)
+    for tv in (residual, own, part, rows):
+        tv.set_device_mesh(mesh)
+        tv.outer_split(0, mesh.size)
+        tv.axis(0).parallelize(ParallelType.mesh_x)
+    for tv in (weight, normed):
+        tv.set_device_mesh(mesh)
+    return fd
+
+
 def _rms_norm(fd: FusionDefinition, x: TensorView, weight: TensorView) -> TensorView:
     rstd = fd.ops.rsqrt(fd.ops.add(fd.ops.mean(fd.ops.mul(x, x), [-1], keepdim=True), EPS))
     return fd.ops.mul(fd.ops.mul(x, rstd), fd.ops.cast(weight, DataType.Float))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from .exchange_fusions import (
     add_rms_norm_fusion,
     layer_norm_fusion,
     rms_norm_fusion,
+    sequence_fusion,
     softmax_fusion,
 )
 from .exchange_verdicts import Measured, Run
@@ -173,12 +174,42 @@ def add_rms_norm(case: Case, ranks: Ranks, *, quantizes: bool = False) -> Measur
     return Measured(runs, wide, eager, restore, is_replicated=True)
 
 
+def sequence(case: Case, ranks: Ranks) -> Measured:
+    """The rows of a case are those of each rank: a tensor has as many times more.  The norm, which all ranks have."""
+    n, rank = ranks.mesh.size, dist.get_rank()
+    many = replace(case, shape=(case.shape[0] * n, case.columns))
+    summands = [ranks.drawn(many.shape, case.dtype, seed) for seed in range(n)]
+    residual, weight = rows_and_vectors(many, ranks, 1)
+    mine, rows = summands[rank], residual.chunk(n)[rank]
+    own, whole = torch.empty_like(rows), torch.empty_like(residual)
+    last = _compiled(_add_norm)
+
+    def by_nccl() -> Sequence[Tensor]:
+        dist.reduce_scatter_tensor(own, mine)
+        dist.all_gather_into_tensor(whole, last(own, rows, weight)[0])
+        return (whole,)
+
+    runs: dict[str, Run] = {}
+    for name, run in _own(sequence_fusion, many, ranks, [mine[None], rows, weight]).items():
+        runs[name] = partial(_first, run)
+    runs[NCCL] = by_nccl
+    sums = (sum(s[1:], s[0]) for s in (_wide(summands), summands))
+    rest = (_wide((residual, weight)), (residual, weight))
+    wide, eager = ((_add_norm(s, *r)[0],) for s, r in zip(sums, rest, strict=True))
+    return Measured(runs, wide, eager, is_replicated=True)
+
+
+def _first(run: Run) -> Sequence[Tensor]:
+    return run()[:1]
+
+
 WORKLOADS: dict[str, tuple[str, Callable[[Case, Ranks], Measured]]] = {
     "rms_norm": ("hidden-sharded RMSNorm", rms_norm),
     "rms_norm_backward": ("hidden-sharded RMSNorm, forward + backward", rms_norm_backward),
     "layer_norm": ("hidden-sharded LayerNorm", layer_norm),
     "softmax": ("softmax over a sharded axis", softmax),
     "add_rms_norm": ("all-reduce + add + RMSNorm", add_rms_norm),
+    "sequence": ("reduce-scatter + add + RMSNorm + all-gather, rows of each rank", sequence),
     "add_rms_norm_float8": ("all-reduce + add + RMSNorm + float8", partial(add_rms_norm, quantizes=True)),
 }
 """By the name that ``--only`` takes: the title of its rows, and what makes it."""

@@ -33,6 +33,8 @@ BACKWARD_CASES = ("32768x4096", "65536x2048")
 BLOCKS = 8
 """How often the ranks' blocks of a block-cyclic tensor repeat."""
 ROUNDS, SAMPLE = 15, 3e-3
+MOST_CALLS = 200
+"""Of a sample: after a pause the first calls of a batch take a host some microseconds more."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def per_call(
     for name, run in runs.items():
         _sample(run, 2, device)
         (seconds,) = slowest([_sample(run, 2, device)], device)
-        calls[name] = min(max(int(SAMPLE / seconds), 2), 50)
+        calls[name] = min(max(int(SAMPLE / seconds), 2), MOST_CALLS)
     for _ in range(rounds):
         for name, run in runs.items():
             samples[name].append(_sample(run, calls[name], device))

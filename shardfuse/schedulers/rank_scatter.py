@@ -121,7 +121,7 @@ def _why_not_gathered(last: Communication | None, over: ParallelType, *, is_made
 def _why_not_pieces(
     source: BoundTensor, piece: BoundTensor, made: BoundTensor, whole: BoundTensor, over: ParallelType
 ) -> str | None:
-    """Are the rows of a rank the outermost part of an axis of ``source`` and ``whole``, as many as every other one's?"""
+    """Are the rows of a rank the outermost part of an axis of ``source`` and ``whole``, as many as of every other?"""
     domain, mesh = piece.domain, piece.domain.mesh
     if source.dtype not in TWO_IN_A_WORD or made.dtype is not source.dtype:
         return f"{source} and {made} are not of the same type of 16 bits"

@@ -64,7 +64,7 @@ def test_every_peer_is_right(name: str, pg, monkeypatch: pytest.MonkeyPatch) -> 
     (rows,) = run_exchange([case], pg.device, [name], rounds=1)
     in_step = [row for row in rows if row.workload == WORKLOADS[name][0]]
     late = [row for row in rows if row.workload == f"{WORKLOADS[name][0]}, odd ranks late"]
-    peers = {"softmax": [], "rms_norm_backward": [], "rms_norm": [ONE_SHOT], "layer_norm": [ONE_SHOT]}
+    peers = {"softmax": [], "rms_norm_backward": [], "sequence": [], "rms_norm": [ONE_SHOT], "layer_norm": [ONE_SHOT]}
     impls = [OWN, COLLECTIVES, NCCL, *peers.get(name, [ONE_SHOT, TWO_SHOT])]
     assert [row.impl for row in in_step] == impls
     assert [row.impl for row in late] == [*impls, WAIT]
