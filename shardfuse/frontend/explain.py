@@ -10,6 +10,7 @@ from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
 from ..device import Device
 from ..executor.stream_chunks import places_of
+from ..in_kernel import EXCHANGE
 from ..ir.op import StreamCat
 from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
@@ -118,8 +119,8 @@ def _promised(plan: Plan) -> tuple[str, ...]:
 
 
 def collectives_of(planned: PlannedSegment) -> list[Communication]:
-    """The calls that a segment makes: one where several collectives are packed."""
-    exprs = planned.segment.exprs
+    """The calls that a segment makes: one where several collectives are packed, none of what its kernel exchanges."""
+    exprs = planned.segment.exprs if planned.scheduler != EXCHANGE else ()
     one = packed(exprs) if planned.scheduler == "communication" else None
     return [one] if one is not None else [c for c in map(communication_of, exprs) if c is not None]
 
