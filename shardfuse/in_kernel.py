@@ -69,10 +69,10 @@ def with_exchanges(
     if not any(s.scheduler == EXCHANGE for s in segments):
         return replace(plan, in_kernel=tuple(said))
     for s in segments:
-        asked = [(p.segment, p.exchange) for p in s.kernels if p.exchange is not None]
-        why = next((why for why in (why_not_given(*of) for of in asked) if why is not None), None)
+        asked = [p for p in s.kernels if p.exchange is not None]
+        why = next((why for p in asked if (why := why_not_given(p.segment, p.rank_exchange)) is not None), None)
         if is_by_default and why is None:
-            why = next((why for why in (why_not_by_default(e) for _, e in asked) if why is not None), None)
+            why = next((why for why in map(why_not_by_default, asked) if why is not None), None)
         if why is not None:
             return replace(plan, in_kernel=(f"none: {why}",))
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from exchange_fusions import EPS, PROGRAMS
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.allocation.layouts import strides_of
 from shardfuse.codegen import generate
 from shardfuse.codegen.mesh_exchange import slots_of, table
 from shardfuse.codegen.source import KernelSource
@@ -20,7 +22,6 @@ from shardfuse.ir.expr import BoundTensor
 from shardfuse.passes.settle_inputs import settle_inputs
 from shardfuse.schedulers.plan import KernelPlan
 
-EPS = 1e-5
 PARTIAL = "partial_sums_add_rms_norm"
 """Of a summand of each rank; its results are on all of them."""
 LOSS = "cross_entropy"
@@ -30,6 +31,8 @@ KINDS = ("rms_norm", "layer_norm", "softmax", "add_rms_norm", PARTIAL)
 
 def define(kind: str, n: int, ranks: int, dtype: DataType, *, gives_rms: bool = False) -> FusionDefinition:
     """Of rows of ``n`` unsharded elements, cut over ``ranks``.  gives_rms: is 1 / rms of each row a result as well?"""
+    if kind in PROGRAMS:
+        return PROGRAMS[kind].define(n, ranks, dtype)
     mesh = DeviceMesh(range(ranks))
     with FusionDefinition() as fd:
         o = fd.ops
@@ -108,6 +111,8 @@ def expected_of_backward(given: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def inputs(kind: str, rows: int, n: int, dtype: torch.dtype, ranks: int = 2) -> list[torch.Tensor]:
     """Unsharded, seeded."""
+    if kind in PROGRAMS:
+        return PROGRAMS[kind].inputs(rows, n, dtype, ranks)
     made = torch.Generator().manual_seed(rows * n)
     shapes = {"softmax": [(rows, n)], "add_rms_norm": [(rows, n), (rows, n), (n,)]}
     shapes |= {PARTIAL: [(ranks, rows, n), (rows, n), (n,)]}
@@ -134,6 +139,8 @@ def expected(kind: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def piece(kind: str, k: int, whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
     """What a rank has of input ``k``."""
+    if kind in PROGRAMS:
+        return PROGRAMS[kind].piece(k, whole, ranks, rank)
     if kind == LOSS and k == 1:
         return whole
     if kind != PARTIAL:
@@ -152,10 +159,25 @@ def plan_of(fd: FusionDefinition, rows: int, device: Device = H200) -> Plan:
 
 
 def kernel_of(plan: Plan) -> KernelPlan:
-    """The one kernel that is all of ``plan``."""
-    assert [s.scheduler for s in plan.segments] == ["exchange"], plan.in_kernel
+    """The one kernel that is all of ``plan``, but for views of what it makes."""
+    assert [s.scheduler for s in plan.segments if s.scheduler != "no_op"] == ["exchange"], plan.in_kernel
     ((_, kernel),) = exchanging(plan)
     return kernel
+
+
+def assembled(plan: KernelPlan, tensors: Sequence[dict[BoundTensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """The unsharded results of ``plan``, [rows, ...], of what each rank has; where all have one, its bits are equal."""
+    found = list[torch.Tensor]()
+    for t in plan.segment.outputs:
+        pieces = [own[t].cpu().flatten(1) for own in tensors]  # blocks of a row lie one after the other
+        if not t.domain.sharding:
+            assert all(torch.equal(_bits(p), _bits(pieces[0])) for p in pieces), f"ranks have other bits of {t}"
+        found.append(torch.cat(pieces, 1) if t.domain.sharding else pieces[0])
+    return found
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    return t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
 
 
 @dataclass
@@ -228,7 +250,9 @@ class Ranks:
         for t in self.plan.segment.outputs:
             shape = t.domain.local_shape(rank)
             nothing = float("nan") if t.dtype.is_floating else -1
-            found[t] = torch.full(shape, nothing, dtype=t.dtype.torch, device=self.device)
+            made = torch.full(shape, nothing, dtype=t.dtype.torch, device=self.device)
+            strides = strides_of(t.domain, rank)
+            found[t] = made if strides is None else made.as_strided(shape, strides)  # as many elements, in any order
         return found
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from exchange_cases import KINDS, LOSS, PARTIAL, NotedKernel, Ranks, define, define_backward, kernel_of, plan_of
+from exchange_fusions import OF_COLUMNS, OF_SUMMANDS
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -60,6 +61,28 @@ def test_a_norm_over_a_sharded_axis_is_one_kernel(kind: str, rows: int) -> None:
     assert kernel.exchange.is_in_rows == (kind == PARTIAL and rows > 8)  # words that are flags are twice as many
     assert plan.apart is not None
     assert any(s.scheduler == "communication" for s in plan.apart.segments)
+
+
+@pytest.mark.parametrize("kind", [*OF_SUMMANDS, *OF_COLUMNS])
+@pytest.mark.parametrize("rows", [1, 8, 512])
+def test_a_norm_that_is_cast_to_float8_is_one_kernel(kind: str, rows: int) -> None:
+    """With scales of its rows or blocks; programs that share a row have whole blocks of it."""
+    kernel = kernel_of(plan_of(define(kind, 8192, 2, BF16), rows))
+    exchange = kernel.exchange
+    assert (exchange.sent is not None) == (kind in OF_SUMMANDS)
+    assert len(exchange.statistics) == (0 if kind in OF_SUMMANDS else 2 if "row" in kind else 1)
+    assert exchange.members == (4 if kind in OF_SUMMANDS and rows <= 8 else 1)
+    assert kernel.space.block_size == (128 if "block" in kind else 1)
+
+
+def test_blocks_that_ranks_share_are_moved_to_one_of_them() -> None:
+    """The norm's statistic is exchanged all the same."""
+    plan = plan_of(define("float8 of columns, block", 640, 2, BF16), 8)
+    assert [said.split(": ")[1] for said in plan.in_kernel] == [
+        "exchanged inside of a kernel",
+        "no kernel exchanges it",
+    ]
+    assert {kernel.space.block_size for _, kernel in exchanging(plan)} == {1}
 
 
 def test_column_sums_of_a_backward_are_a_kernel_of_their_own() -> None:
@@ -138,15 +161,19 @@ def test_by_default_kernels_are_of_forms_that_have_run_on_gpus() -> None:
         (define(LOSS, 50257, 4, BF16), Form.ALIKE),
         (define(LOSS, 50304, 4, BF16), Form.STATISTICS),
         (define(PARTIAL, 8192, 2, BF16), Form.WORDS),
+        (define("float8 of summands, given", 8192, 2, BF16), Form.WORDS),
+        (define("float8 of columns, row", 8192, 2, BF16), Form.STATISTICS),
+        (define("float8 of summands, block", 8192, 2, BF16), Form.BLOCKS),
+        (define("float8 of columns, block", 8192, 2, BF16), Form.BLOCKS),
     ):
         plan = plan_of(fd, 8)
-        assert exchanged_form(kernel_of(plan).exchange) is form
+        assert exchanged_form(kernel_of(plan)) is form
         assert plan.apart is not None
         chosen = with_exchanges(plan.apart, is_by_default=True)
         assert bool(exchanging(chosen)) == (form in HAVE_RUN)
         told = f"none: {form.value}, have not run over GPUs yet: SHARDFUSE_EXCHANGE=symmetric has them"
         assert form in HAVE_RUN or chosen.in_kernel == (told,)
-    assert exchanged_form(kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), 2048)).exchange) is Form.ROWS
+    assert exchanged_form(kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), 2048))) is Form.ROWS
 
 
 def test_what_alone_is_cut_unevenly_may_be_made_inside_of_the_kernel() -> None:
@@ -223,6 +250,7 @@ def test_kernels_compile_and_are_resident() -> None:
         (LOSS, 8, 32768, 2),
         (LOSS, 8, 12288, 2),
         (LOSS, 4096, 1024, 2),
+        *((kind, rows, 8192, 2) for kind in (*OF_SUMMANDS, *OF_COLUMNS) for rows in (8, 512)),
     ):
         plan = kernel_of(plan_of(define(kind, n, ranks, BF16), rows))
         tensors = (*plan.segment.inputs, *plan.segment.outputs)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from quantized_check import check, step
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,8 +45,6 @@ FUNCTIONS: dict[str, tuple[Function, Function, int, int]] = {
     "swiglu": (quantized.swiglu, lambda g, u: functional.silu(g) * u, 2, 0),
     "geglu": (quantized.geglu, lambda g, u: functional.gelu(g) * u, 2, 0),
 }  # fmt: skip
-STEPS = 0.51
-"""Half a step of float8 between neighbours, and what float32 moves a value before it is rounded."""
 
 
 def drawn(name: str, dtype: torch.dtype, shape: tuple[int, ...] = (6, COLUMNS)) -> list[Tensor]:
@@ -54,33 +53,6 @@ def drawn(name: str, dtype: torch.dtype, shape: tuple[int, ...] = (6, COLUMNS)) 
         *(torch.randn(shape, dtype=torch.float64).mul(3).to(dtype) for _ in range(rows)),
         *(torch.randn(shape[-1], dtype=torch.float64).to(dtype) for _ in range(vectors)),
     ]
-
-
-def step(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance of the float8 numbers around ``x``, float64."""
-    info = torch.finfo(dtype)
-    mantissa = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}[dtype]
-    exponent = torch.frexp(x.abs().clamp(min=info.tiny)).exponent - 1
-    return torch.ldexp(torch.ones_like(x), exponent - mantissa)
-
-
-def check(found: Quantized, exact: Tensor, dtype: torch.dtype, scales: str | Tensor) -> None:
-    """``exact``: float64.  Values are compared after the division by the scale that was found."""
-    blocks = exact.unflatten(-1, (-1, 128)) if scales == "block" else exact
-    values = found.values.double().view(blocks.shape)
-    scale = found.scales.double().unsqueeze(-1) if scales == "block" else found.scales.double()
-    largest = torch.finfo(dtype).max
-    if not isinstance(scales, Tensor):
-        wanted = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-12) / largest
-        assert_near(
-            found.scales.reshape(wanted.shape), wanted, n=8, rows=None
-        )  # of float32: a norm's, and its division
-    assert found.values.dtype is dtype
-    assert found.scales.dtype is torch.float32
-    assert found.values.shape == exact.shape
-    expected = (blocks / scale).clamp(-largest, largest)
-    off = (values - expected).abs() / step(expected, dtype)
-    assert off.max() <= STEPS, f"off by {off.max():.3f} steps"
 
 
 @pytest.mark.parametrize("target", [torch.float8_e4m3fn, torch.float8_e5m2])

@@ -235,9 +235,7 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
         lines += _group_lines(tile, e.space.grouped)
     if tile.r_lanes:
         wide = ".to(tl.int64)" if tile.r_wide and schedule.is_held else ""
-        shared = e.plan.exchange is not None and e.plan.exchange.members > 1
-        first = f"member * {tile.r_total // e.plan.exchange.members} + " if e.plan.exchange and shared else ""
-        lines.append(f"c = {first}{tile.lanes(schedule.reduced, reduced=True)}{wide}")
+        lines.append(f"c = {tile.part_start}{tile.lanes(schedule.reduced, reduced=True)}{wide}")
     if schedule.is_held and not schedule.is_aligned_down:
         lines += _mask_lines(tile, schedule)
     return integers, lines

@@ -121,7 +121,12 @@ def member_words(plan: KernelPlan) -> int:
     exchange = plan.rank_exchange
     if exchange.members == 1:
         return 0
-    return len([e for e in plan.segment.exprs if isinstance(e.op, Reduce)]) * plan.space.kept * exchange.members
+    return len(row_reductions(plan)) * plan.space.kept * exchange.members
+
+
+def row_reductions(plan: KernelPlan) -> list[Expr]:
+    """Those of which each program of a row has a part; a block of a row is of one program."""
+    return [e for e in plan.segment.exprs if isinstance(e.op, Reduce) and not plan.space.has_r(e.output)]
 
 
 def row_elements(plan: KernelPlan) -> int:

@@ -36,6 +36,6 @@ def spread(tile: Tile, chunk: Chunk, text: str) -> str:
 def first_of_blocks(tile: Tile, chunk: Chunk, named: Callable[[str], str]) -> Chunk:
     """The lanes of ``chunk`` that are the first of their blocks.  ``named``: gives a text a name."""
     *_, count, size = blocks_of(tile, chunk)
-    lane = named(f"{tile.lanes(count, reduced=True)} * {size}")
+    lane = named(f"{tile.part_start}{tile.lanes(count, reduced=True)} * {size}")
     mask = named(f"{lane} < {chunk.valid}") if chunk.is_masked else chunk.mask
     return replace(chunk, lane=lane, mask=mask)

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import OfRank, Reduce
+from ..ir.op import OfRank
 from ..schedulers.limits import WARP
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
 from .exchange_functions import await_text, push_text
 from .indexing import plus
-from .mesh_exchange import exchanged_rows, row_of, sent_words, write_part, write_whole
+from .mesh_exchange import exchanged_rows, row_of, row_reductions, sent_words, write_part, write_whole
 from .source import Text
 from .tile import Chunk
 from .words import UNPACK
@@ -65,7 +65,7 @@ class Sending(Emitter):
         exchange = self.plan.rank_exchange
         members, rows, warps = exchange.members, exchanged_rows(self.plan), self.schedule.launch.warps
         first = exchange.ranks * rows * sent_words(self.plan)
-        every = [x for x in self.plan.segment.exprs if isinstance(x.op, Reduce)]
+        every = row_reductions(self.plan)
         self.helpers["push"] = push_text("push", is_one_row=True, interpret=self.interpret)
         self.helpers["await_members"] = await_text(
             "await_members", members, is_one_row=True, warps=warps, interpret=self.interpret, is_one_name=True

@@ -159,6 +159,14 @@ class Tile:
             return text
         return text + ("[None, :]" if reduced == self.space.is_inner else "[:, None]")
 
+    @property
+    def part_start(self) -> str:
+        """Text of where a program's part of a row begins, with a plus behind it; "" where it has all of the row."""
+        exchange = self.plan.exchange
+        if exchange is None or exchange.members == 1:
+            return ""
+        return f"member * {self.r_total // exchange.members} + "
+
     def expanded(self, text: str) -> str:
         """A reduced value, broadcast along r again."""
         if not self.x_lanes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from .plan import RankExchange
+from .plan import KernelPlan
 
 
 class Form(Enum):
@@ -24,6 +24,7 @@ class Form(Enum):
     GATHERED = "the rows that each of two ranks makes"
     SCATTERED = "summands of the rows of each of two ranks, and the rows that it makes of them"
     FURTHER = "rows that each of more than two ranks makes"
+    BLOCKS = "rows with reductions of each of their blocks"
 
 
 HAVE_RUN: Mapping[Form, str] = {
@@ -38,8 +39,11 @@ HAVE_RUN: Mapping[Form, str] = {
 """On which GPUs, and when."""
 
 
-def exchanged_form(exchange: RankExchange) -> Form:
+def exchanged_form(plan: KernelPlan) -> Form:
     """Of a kernel that is planned."""
+    exchange = plan.rank_exchange
+    if plan.space.block:
+        return Form.BLOCKS
     if exchange.gathered is not None:
         of_two = Form.GATHERED if exchange.sent is None else Form.SCATTERED
         return of_two if exchange.ranks == 2 else Form.FURTHER
@@ -50,9 +54,9 @@ def exchanged_form(exchange: RankExchange) -> Form:
     return Form.UNEVEN if exchange.is_uneven else Form.STATISTICS
 
 
-def why_not_by_default(exchange: RankExchange) -> str | None:
+def why_not_by_default(plan: KernelPlan) -> str | None:
     """Why a kernel that could exchange is not chosen unless it is asked for; ``None`` where it is."""
-    form = exchanged_form(exchange)
+    form = exchanged_form(plan)
     return (
         None if form in HAVE_RUN else f"{form.value}, have not run over GPUs yet: SHARDFUSE_EXCHANGE=symmetric has them"
     )

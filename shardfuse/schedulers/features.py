@@ -152,14 +152,31 @@ class Features(Space):
         readers = [e for e in self.segment.exprs if self.phase[e.output] and self.has_r(e.output)]
         needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in self.atoms), *self.segment.outputs))
         kept = [t for t in needed if not self.phase[t] and self.has_r(t) and self.has_x(t)]
+        return max(self._values_of(kept), -(-len(inputs) // 2))
+
+    @cached_property
+    def held_at_most(self) -> int:
+        """How many values of each element a thread holds across the reduction of a row across which it holds most.
+
+        What is stored counts to the end, where all stores are: of a norm of a sum, the sum and the normed row across
+        the reduction that finds the largest of the normed.
+        """
+        made = [t for t in self.segment.tensors if self.has_r(t) and self.has_x(t) and not self.is_of_blocks(t)]
+        last = dict.fromkeys(self.segment.outputs, self.phases)
+        for e in self.segment.exprs:
+            last |= {t: max(last.get(t, 0), self.phase[e.output]) for t in e.tensors if self.has_r(e.output)}
+        held = ([t for t in made if self.phase[t] < p <= last.get(t, 0)] for p in range(1, self.phases))
+        return max(map(self._values_of, held), default=0)
+
+    def _values_of(self, tensors: Iterable[BoundTensor]) -> int:
+        """How many values an element of each of ``tensors`` takes: one that is cast or moved is not another."""
         again = {e.output: e.tensors[0] for e in self.segment.exprs if isinstance(e.op, Cast | Set | View)}
         sources: dict[BoundTensor, None] = {}
-        for t in kept:
+        for t in tensors:
             while t in again:
                 t = again[t]
             sources[t] = None
-        made = len([t for t in sources if self.is_streamed(t) or t not in self.segment.loads])
-        return max(made, -(-len(inputs) // 2))
+        return len([t for t in sources if self.is_streamed(t) or t not in self.segment.loads])
 
     @property
     def are_few_held(self) -> bool:

@@ -68,7 +68,12 @@ def propose(segment: Segment, device: Device) -> Schedule:
 def ways(segment: Segment, device: Device) -> Iterator[Schedule]:
     """Of each form that holds the segment the schedule that is best, in the order of preference."""
     space = features(segment, device).in_columns
-    return (s if s.reduced >= space.block_size else s.sized(reduced=space.block_size) for s in _forms(space) if s)
+    return (in_whole_blocks(s, space) for s in _forms(space) if s)
+
+
+def in_whole_blocks(schedule: Schedule, space: Features) -> Schedule:
+    """``schedule`` with chunks of a row that are not shorter than the blocks which are reduced by themselves."""
+    return schedule if schedule.reduced >= space.block_size else schedule.sized(reduced=space.block_size)
 
 
 def _forms(space: Features) -> Iterator[Schedule | None]:

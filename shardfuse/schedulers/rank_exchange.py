@@ -33,7 +33,7 @@ from ..segments.segment import Segment, touches_empty
 from ..segments.space import Space, analysed
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
-from .persistent import by_one_program, too_long
+from .persistent import by_one_program, in_whole_blocks, too_long
 from .plan import KernelPlan, RankExchange
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
@@ -129,8 +129,8 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     for t in exchange.statistics:
         if not space.has_r(segment.maker[t].tensors[0]) or space.has_r(t):
             return f"{t} reduces nothing on this rank"
-    if not space.is_inner or space.walked or space.in_columns.grouped or space.block:
-        return "what is reduced is not innermost" if not space.block else "blocks of its rows are reduced as well"
+    if not space.is_inner or space.walked or space.in_columns.grouped:
+        return "what is reduced is not innermost"
     refusal = too_long(space)
     if refusal is not None:
         return refusal
@@ -254,15 +254,17 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     elif schedule.kept > 1:
         schedule = _one_row(space)
     is_indexed = found.exchange.sent is None and _is_indexed(space)
-    schedule = _indexed(schedule, space) if is_indexed else schedule
+    schedule = in_whole_blocks(_indexed(schedule, space) if is_indexed else schedule, space)
     launch = schedule.launch
     programs, registers = free * max(_WARPS // launch.warps, 1), device.bound(_WARPS)
     # of more than two ranks the address of each one's slots takes two registers
-    held = schedule.kept * space.reduced / (launch.warps * WARP) + 2 * (found.exchange.ranks - 2)
+    held = schedule.kept * space.reduced * space.held_at_most / (launch.warps * WARP)
+    held += 2 * (found.exchange.ranks - 2)
     held *= 1 + is_indexed
     if held <= _held(device, _MANY_WARPS) and space.kept > programs * schedule.kept:
         programs, registers = free * max(_MANY_WARPS // launch.warps, 1), device.bound(_MANY_WARPS)
-    launch = replace(launch, registers=min(launch.registers or registers, registers))
+    own = launch.registers if space.held_at_most <= 1 else None  # it is for rows of which a thread holds one value
+    launch = replace(launch, registers=min(own or registers, registers))
     is_claimed = programs > free and space.kept > free * schedule.kept
     is_uneven = bool(_uneven(segment, found.exchange))
     exchange = replace(

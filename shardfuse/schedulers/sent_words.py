@@ -8,7 +8,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Factory, Pick, Reduce, Statistic
 from ..segments.space import Space
-from .features import carried
+from .features import Features, carried
 from .limits import WARP, power_of_two_within
 from .schedule import Registers, Schedule, Tile
 
@@ -19,7 +19,7 @@ rows 6.1 / 6.2, 32 rows 8.6 / 7.8, 64 rows 10.4 / 8.5."""
 _EACH = 8
 """Elements of 16 bits that a thread has of each block at the least: the 16 bytes of its widest access."""
 _OF_ROWS = 32
-"""Elements of a row that a thread has where rows are sent.  With half as many, 16 rows of 8192 took 6.8 us instead of
+"""Values of a row that a thread holds where rows are sent.  With half as many, 16 rows of 8192 took 6.8 us instead of
 5.7 in a CUDA graph on 2 x H200, and 2048 rows 122 instead of 113."""
 _BY_ONE = (Factory, Statistic, Pick)
 """Ops whose programs have whole rows."""
@@ -55,17 +55,18 @@ def members_of(space: Space, free: int, *, in_rows: bool) -> int:
     if any(carried(e) is not DataType.Float for e in segment.exprs if isinstance(e.op, Reduce)):
         return 1  # a word holds a float32
     members = min(MOST_MEMBERS, power_of_two_within(max(free // space.kept, 1)))
-    while members > 1 and space.reduced % (members * _LEAST_WARPS * WARP * _EACH):
+    least = max(_LEAST_WARPS * WARP * _EACH, space.block_size)  # both are powers of two
+    while members > 1 and space.reduced % (members * least):
         members //= 2
     return members
 
 
-def for_words(schedule: Schedule, space: Space, members: int, *, in_rows: bool) -> Schedule:
+def for_words(schedule: Schedule, space: Features, members: int, *, in_rows: bool) -> Schedule:
     """``schedule`` with a row, or a member's part of one, for each program, and 8 elements of each block for a thread.
 
     Few rows are bounded by latency, and load all before they wait; many by registers, and load weights at their end.
     """
-    each = _OF_ROWS if in_rows else _EACH
+    each = _OF_ROWS // max(space.held_at_most, 1) if in_rows else _EACH
     warps = power_of_two_within(min(schedule.launch.warps, max(space.reduced // members // (each * WARP), 1)))
     while members > 1 and space.reduced // members % (warps * WARP * _EACH):
         warps //= 2  # elements of a block beyond a member's part are the next one's

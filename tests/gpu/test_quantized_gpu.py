@@ -6,7 +6,8 @@ from typing import Literal
 
 import pytest
 import torch
-from test_nn_quantized import FUNCTIONS, check, drawn
+from quantized_check import check
+from test_nn_quantized import FUNCTIONS, drawn
 
 from shardfuse.nn import quantized
 from shardfuse.nn.quantized import Quantized

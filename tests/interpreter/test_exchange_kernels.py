@@ -12,7 +12,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from exchange_cases import KINDS, LOSS, PARTIAL, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
+from exchange_cases import (
+    KINDS,
+    LOSS,
+    PARTIAL,
+    Ranks,
+    assembled,
+    define,
+    expected,
+    inputs,
+    kernel_of,
+    piece_of_output,
+    plan_of,
+)
+from exchange_fusions import OF_COLUMNS, OF_SUMMANDS, PROGRAMS
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -64,6 +77,44 @@ def test_what_all_ranks_have_together(kind: str, rows: int, n: int, ranks: int, 
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 643, 2), (5, 97, 3)])
 def test_ranks_with_more_or_less_of_each_row(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
     test_what_all_ranks_have_together(kind, rows, n, ranks, tmp_path)
+
+
+def check_program(kind: str, rows: int, n: int, ranks: int, directory: Path) -> KernelPlan:
+    """The kernel of a program, with what all ranks make of it compared; where they have the same, bit by bit."""
+    plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows))
+    world, given = Ranks(plan, torch.device("cpu")), inputs(kind, rows, n, torch.bfloat16, ranks)
+    tensors = [world.pieces(kind, rank, given) for rank in range(ranks)]
+    run(world, tensors, directory)
+    PROGRAMS[kind].check(assembled(plan, tensors), given)
+    return plan
+
+
+@pytest.mark.parametrize("kind", OF_SUMMANDS)
+@pytest.mark.parametrize(
+    ("rows", "n", "ranks", "members"), [(3, 640, 2, 1), (5, 384, 3, 1), (1, 2048, 4, 2), (2, 8192, 2, 4)]
+)
+def test_a_norm_of_partial_sums_is_cast_to_float8(
+    kind: str, rows: int, n: int, ranks: int, members: int, tmp_path: Path
+) -> None:
+    """Its scale is given, of rows, whose programs give each other their largest elements, or of blocks of rows."""
+    assert check_program(kind, rows, n, ranks, tmp_path).exchange.members == members
+
+
+@pytest.mark.parametrize("kind", OF_SUMMANDS)
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (2, 384, 3)])
+def test_a_norm_of_rows_that_ranks_send_is_cast_to_float8(
+    kind: str, rows: int, n: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
+    assert check_program(kind, rows, n, ranks, tmp_path).exchange.is_in_rows
+
+
+@pytest.mark.parametrize("kind", OF_COLUMNS)
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 768, 2), (5, 384, 3), (1, 4096, 4)])
+def test_a_norm_over_a_sharded_axis_is_cast_to_float8(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
+    """The largest element of a row is one more statistic; each block is of one rank."""
+    plan = check_program(kind, rows, n, ranks, tmp_path)
+    assert len(plan.exchange.statistics) == (2 if "row" in kind else 1)
 
 
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (3, 643, 2), (5, 97, 4), (2, 36, 8)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_nn_quantized import FUNCTIONS, check, drawn
+from quantized_check import check
+from test_nn_quantized import FUNCTIONS, drawn
 
 from benchmarks.sm90 import sources_of
 from shardfuse import DataType, FusionDefinition
