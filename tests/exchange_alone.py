@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from exchange_cases import define, expected, inputs, piece, piece_of_output
+from exchange_cases import PARTIAL, define, expected, inputs, piece, piece_of_output
 from exchange_collectives import (
     begin_in_a_capture,
     begin_short_of_memory,
@@ -28,14 +28,17 @@ from exchange_collectives import (
 from exchange_programs import random_program
 from exchange_scattered import run_scattered
 from fusion_check import check
+from quantized_check import check as check_quantized
+from torch.distributed.tensor import Partial
 
 from benchmarks.roundings import assert_near
-from shardfuse import DataType, FusionDefinition
+from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.errors import PeerLostError
 from shardfuse.executor import symmetric_slots
 from shardfuse.in_kernel import exchanging
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.process import ProcessContext, finalize, initialize
+from shardfuse.nn import quantized
 from shardfuse.rank_errors import ExchangeTimeoutError, ThreadsError
 
 PROGRAMS = 10
@@ -155,12 +158,35 @@ def run_programs(context: ProcessContext) -> None:
     assert exchanged > PROGRAMS // 2, exchanged
 
 
+def run_quantised_norms(context: ProcessContext) -> None:
+    """``nn.quantized.AddRMSNorm`` of the ranks' summands: its sum, its norm and its scales by one kernel."""
+    mesh = DeviceMesh(range(context.world_size))
+    for scales in ("row", "block", "given"):
+        x, residual, w = inputs(PARTIAL, 3, 640, torch.bfloat16, context.world_size)
+        made = quantized.AddRMSNorm(
+            640, 1e-5, scales=scales, mesh=mesh, input=Partial(), parameters="local", dtype=torch.bfloat16
+        )  # fmt: skip
+        made.load_state_dict({"weight": w})
+        given = (torch.tensor([0.02]),) if scales == "given" else ()
+        for _ in range(2):
+            values, total = made(x[context.rank], residual, *given)
+            summed = x.double().sum(0).bfloat16().double() + residual.double()  # as all ranks round it
+            wide = summed * torch.rsqrt(summed.square().mean(-1, keepdim=True) + 1e-5) * w.double()
+            check_quantized(values, wide, torch.float8_e4m3fn, values.scales if given else scales)
+            assert_near(total, summed, n=1, rows=None, what="new residual")
+        (bound,) = made._bound.values()
+        told = bound.op.forward.explain()
+        assert told.kernels == 1, str(told)
+        assert not told.collectives, str(told)
+
+
 CASES: dict[str, Callable[[ProcessContext], None]] = {
     "short_alone": run_short_of_memory_alone,
     "skip": skip_a_batch,
     "anew": begin_anew,
     "threads": call_from_threads,
     "programs": run_programs,
+    "quantised": run_quantised_norms,
     "collectives": run_collectives,
     "collectives_of_views": run_on_views,
     "plain_collectives": run_plain_collectives,

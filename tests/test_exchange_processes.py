@@ -40,6 +40,7 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
         "anew",
         "threads",
         "programs",
+        "quantised",
         "collectives",
         "collectives_of_views",
         "plain_collectives",

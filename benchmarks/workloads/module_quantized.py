@@ -11,7 +11,7 @@ from torch.nn import functional as theirs
 
 from shardfuse.nn import quantized
 
-from ..called import Called, Function, called, function
+from ..called import Called, Function, Make, called, function, module
 from ..workload import EPS, Case, Tensors
 from .module_norms import rows_and_vectors
 
@@ -56,12 +56,21 @@ def _quantized(name: str, rows: int, vectors: int, own: Function, other: Callabl
             cases=CASES,
             tiny=TINY,
             arguments=rows_and_vectors(rows, vectors),
-            makes={f"quantized.{name}": function(call)},
+            makes={f"quantized.{name}": function(call), **_as_module(name, scales)},
             forward=forward,
             has_backward=False,
             any_format=scales == "block",  # matmuls take scales of blocks column by column
         )
     return made
+
+
+def _as_module(name: str, scales: Any) -> dict[str, Make]:
+    """The module that computes the same, where there is one."""
+    if name != "add_rms_norm":
+        return {}
+    return {
+        "quantized.AddRMSNorm": module(lambda case: quantized.AddRMSNorm(case.columns, EPS, scales=scales), "weight")
+    }
 
 
 def _rms(x: Tensor, w: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ __all__ = [
 
 for module in (
     RMSNorm, AddRMSNorm, SwiGLU, CrossEntropyLoss, Redistribution, LayerNorm, AddLayerNorm, DropoutAddNorm, GroupNorm,
-    BatchNorm, Softmax, LogSoftmax, GELU, GeGLU, RotaryEmbedding, LogProb,
+    BatchNorm, Softmax, LogSoftmax, GELU, GeGLU, RotaryEmbedding, LogProb, quantized.AddRMSNorm,
 ):  # fmt: skip
     define(module)
 del module

@@ -91,11 +91,9 @@ class BoundOp:
         self._views = Views() if shaping is None else shaping.views(op.saved, len(op.gradients))
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
-        self.runs = (
-            FusionRun(op.forward, op.arguments, self.unsharded, is_known=True),
-            # what a caller's hooks give back for saved tensors may be anything
-            FusionRun(op.backward, op.gradients, self.unsharded, is_known=False),
-        )
+        placed = zip(op.fusions, (op.arguments, op.gradients), strict=False)
+        # what a caller's hooks give back for saved tensors may be anything
+        self.runs = tuple(FusionRun(fd, at, self.unsharded, is_known=fd is op.forward) for fd, at in placed)
         self.forget()
 
     def forget(self) -> None:

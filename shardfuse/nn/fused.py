@@ -37,7 +37,7 @@ class FusedOp:
     """Two fusions that are each other's derivative, on local tensors.
 
     forward: (tensors) -> (results..., extras...), of which the first ``results`` are the op's.
-    backward: (gradients of the results..., saved...) -> gradients.
+    backward: (gradients of the results..., saved...) -> gradients; None of what has no gradient.
     saved: what backward reads, as indices into (tensors..., results..., extras...).
     arguments: where each tensor lives; gradients: where the gradient of each result does.
     order: for each of the first tensors, which output of backward is its gradient; the others have none.
@@ -48,7 +48,7 @@ class FusedOp:
     """
 
     forward: FusionDefinition
-    backward: FusionDefinition
+    backward: FusionDefinition | None
     results: int
     saved: tuple[int, ...]
     arguments: tuple[TensorPlacement, ...]
@@ -60,8 +60,8 @@ class FusedOp:
     deferred: Callable[[], FusedOp] | None = None
 
     @cached_property
-    def fusions(self) -> tuple[FusionDefinition, FusionDefinition]:
-        return self.forward, self.backward
+    def fusions(self) -> tuple[FusionDefinition, ...]:
+        return (self.forward,) if self.backward is None else (self.forward, self.backward)
 
     @cached_property
     def shapes(self) -> OutputShapes:

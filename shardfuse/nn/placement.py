@@ -247,10 +247,14 @@ def give(
     mesh: DeviceMesh | None,
     target: TensorPlacement,
     source: TensorPlacement | None = None,
+    stride_order: Sequence[int] | None = None,
 ) -> None:
-    """Return ``tv`` placed as ``target``.  ``source``: where it is computed, where that is another place."""
+    """Return ``tv`` placed as ``target``.  ``source``: where it is computed, where that is another place.
+
+    stride_order: of its dims in memory, as ``add_output`` takes it; contiguous where it is left out.
+    """
     if mesh is not None:
         is_elsewhere = source is not None and source != target
         tv = fd.ops.set(tv) if is_elsewhere or tv.has_device_mesh() else tv
         place(tv, mesh, target)
-    fd.add_output(tv)
+    fd.add_output(tv, stride_order=stride_order)

@@ -78,7 +78,8 @@ def kept_by(op: FusedOp, promises: Promises | None) -> FusedOp:
 
 @lru_cache(maxsize=PROMISES)
 def _with_promises(op: FusedOp, promises: Promises) -> FusedOp:
-    return replace(op, forward=_promising(op.forward, promises), backward=_promising(op.backward, promises))
+    backward = None if op.backward is None else _promising(op.backward, promises)
+    return replace(op, forward=_promising(op.forward, promises), backward=backward)
 
 
 def _promising(fd: FusionDefinition, promises: Promises) -> FusionDefinition:

@@ -14,6 +14,8 @@ A scale of a row or block is its largest magnitude over the largest number of th
 what float32 does not hold, as a scale is float32.  With a scale that is given, infinities are cut off too.
 dtype: torch.float8_e4m3fn or torch.float8_e5m2.
 
+``AddRMSNorm`` is ``add_rms_norm`` as a module, on ranks of a mesh too.
+
 Nothing here has a gradient: a call with a tensor that requires one is refused while gradients are recorded.  Under
 torch.compile and torch's transforms, and for DTensors and other tensors that are not plain, torch's own ops do the
 same.  Each raises ModuleInputError for a tensor that does not fit, and ModuleArgumentError for an option that is out of
@@ -23,7 +25,7 @@ range.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -34,12 +36,15 @@ from . import quantizing_torch_ops as by_torch
 from .checks import Function
 from .functional_norms import rms_eps
 from .gelu import Approximation, gelu_activation
-from .quantizing_fusions import BLOCK, Quantization, Work, quantizing_fusion
+from .quantized_norm import AddRMSNorm
+from .quantized_result import Quantized
+from .quantizing_fusions import BLOCK, Quantization, ScaleKind, Work, quantizing_fusion
 from .refused_calls import refusing_beside_dtensors
 from .tensor_kinds import are_torchs
 
 Scales = Literal["row", "block"] | Tensor
 __all__ = [
+    "AddRMSNorm",
     "Quantized",
     "add_layer_norm",
     "add_rms_norm",
@@ -50,13 +55,6 @@ __all__ = [
     "rms_norm",
     "swiglu",
 ]
-
-
-class Quantized(NamedTuple):
-    """values: float8.  scales: float32, by which they are multiplied."""
-
-    values: Tensor
-    scales: Tensor
 
 
 @refusing_beside_dtensors
@@ -212,7 +210,7 @@ def _made(
     """(Quantized[, sum]) of tensors of one shape."""
     _check(Function(name), tensors, vectors, scales, dtype)
     given = scales if isinstance(scales, Tensor) else None
-    mode = "given" if given is not None else cast(Literal["row", "block"], scales)
+    mode: ScaleKind = "given" if given is not None else cast(Literal["row", "block"], scales)
     first, columns = [*tensors.values()], [*vectors.values()]
     if torch.compiler.is_compiling() or not _is_plain([*first, *columns, given]):
         made = by_torch.made(work, first, columns, mode, given, dtype, eps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -16,6 +16,8 @@ BLOCK = 128
 """Elements of a row that share a scale, as the 1 x 128 blocks of scaled matmuls do."""
 SMALLEST = 1e-12
 """The least magnitude of a row or block that its scale is computed from, so that zeros are not divided by zero."""
+ScaleKind = Literal["row", "block", "given"]
+"""Is there a scale for each row, for each block of a row, or one that the caller gives?"""
 Work = Literal["none", "rms_norm", "layer_norm", "gelu", "gelu_tanh", "silu"]
 
 
@@ -32,7 +34,7 @@ class Quantization:
     dtypes: tuple[torch.dtype | None, ...]
     tensors: int
     eps: float
-    scales: Literal["row", "block", "given"]
+    scales: ScaleKind
     target: torch.dtype
 
     @property
@@ -61,7 +63,10 @@ def quantizing_fusion(spec: Quantization) -> FusionDefinition:
         if spec.scales == "given":
             given = fd.ops.cast(fd.define_tensor([1], contiguity=[None], dtype=DataType.Float), dtype=spec.compute)
         made, total = _worked(fd, spec, [fd.ops.cast(t, dtype=spec.compute) for t in rows], vectors)
-        _quantized(fd, spec, made, given)
+        values, scale = quantized(fd, made, spec.scales, spec.target, given)
+        fd.add_output(values)
+        if scale is not None:
+            fd.add_output(scale, stride_order=block_strides(2) if spec.scales == "block" else None)
         if total is not None:
             fd.add_output(fd.ops.cast(total, dtype=rows[1].dtype))
     return fd
@@ -90,23 +95,35 @@ def _worked(
     return x if bias is None else fd.ops.add(x, bias), total
 
 
-def _quantized(fd: FusionDefinition, spec: Quantization, made: TensorView, given: TensorView | None) -> None:
-    """Outputs the values, and the scales that are made here."""
-    largest, target = torch.finfo(spec.target).max, DataType.from_torch(spec.target)
-    if spec.scales == "block":
-        made = fd.ops.reshape(made, [-1, spec.columns // BLOCK, BLOCK])
+def quantized(
+    fd: FusionDefinition, made: TensorView, scales: ScaleKind, target: torch.dtype, given: TensorView | None
+) -> tuple[TensorView, TensorView | None]:
+    """``made``, [..., columns], divided by its scales and cast; and the float32 scales that are made of it here.
+
+    given: one scale, in the dtype of ``made``, where there is one.  Scales of blocks have no axis of their elements.
+    """
+    largest, compute = torch.finfo(target).max, made.dtype
+    sizes: Any = [fd.ops.size(made, k) for k in range(made.ndim)]
+    if scales == "block":
+        made = fd.ops.reshape(made, [*sizes[:-1], sizes[-1] // BLOCK, BLOCK])
     scale, divisor = None, given
     if given is None:
         # Without the axis of one element, so that blocks' scales, as they are stored, are what the kernel computes.
-        magnitude = fd.ops.max(fd.ops.abs(made), [-1], keepdim=spec.scales == "row")
+        magnitude = fd.ops.max(fd.ops.abs(made), [-1], keepdim=scales == "row")
         scale = fd.ops.div(fd.ops.maximum(magnitude, SMALLEST), largest)
         scale = fd.ops.cast(scale, dtype=DataType.Float)
-        divisor = fd.ops.cast(scale, dtype=spec.compute)
-    if spec.scales == "block":
-        assert divisor is not None, "blocks have scales of their own"
-        divisor = fd.ops.broadcast(divisor, [False, False, True])
+        divisor = fd.ops.cast(scale, dtype=compute)
+    assert divisor is not None, "a scale is given or made"
+    if scales == "block":
+        divisor = fd.ops.broadcast(divisor, [*[False] * (made.ndim - 1), True])
     values = fd.ops.clamp(fd.ops.div(made, divisor), -largest, largest)
-    values = fd.ops.cast(values, dtype=target)
-    fd.add_output(fd.ops.reshape(values, [-1, spec.columns]) if spec.scales == "block" else values)
-    if scale is not None:
-        fd.add_output(scale, stride_order=[0, 1] if spec.scales == "block" else None)
+    values = fd.ops.cast(values, dtype=DataType.from_torch(target))
+    return fd.ops.reshape(values, sizes) if scales == "block" else values, scale
+
+
+def block_strides(ndim: int) -> list[int]:
+    """The order of the dims of blocks' scales in memory: those of all rows of one column of blocks follow one another.
+
+    Of each dim how many are stored inside of it, as ``add_output`` takes it.
+    """
+    return [*range(ndim - 2, -1, -1), ndim - 1]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from . import traced
-from .quantizing_fusions import BLOCK, SMALLEST, Work
+from .quantizing_fusions import BLOCK, SMALLEST, ScaleKind, Work
 
 
 def made(
     work: Work,
     tensors: list[Tensor],
     vectors: list[Tensor | None],
-    scales: Literal["row", "block", "given"],
+    scales: ScaleKind,
     given: Tensor | None,
     dtype: torch.dtype,
     eps: float,
@@ -34,13 +32,22 @@ def made(
         total = None if residual is None else summed
     elif work != "none":
         x = traced.gated(work, x, others[0]) if others else traced.activation(work, x)
-    blocks = x.view(x.shape[0], x.shape[1] // BLOCK, BLOCK) if scales == "block" else x
+    values, scale = quantized(x, scales, given, dtype)
+    made = [values] if given is not None else [values, scale]
+    return [*made, *([] if total is None else [total.to(tensors[1].dtype)])]
+
+
+def quantized(x: Tensor, scales: ScaleKind, given: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``x``, [..., columns], divided by its scales, and those; blocks' as ``as_matmuls_read`` says."""
+    blocks = x.view(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK) if scales == "block" else x
     largest = torch.finfo(dtype).max
     scale = given
     if scale is None:
         scale = (blocks.abs().amax(-1, keepdim=True).clamp(min=SMALLEST) / largest).float()
     values = (blocks / scale).clamp(-largest, largest).to(dtype).view(x.shape)
-    if scales == "block":
-        scale = scale.squeeze(-1).t().contiguous().t()
-    made = [values] if given is not None else [values, scale]
-    return [*made, *([] if total is None else [total.to(tensors[1].dtype)])]
+    return values, as_matmuls_read(scale.squeeze(-1)) if scales == "block" else scale
+
+
+def as_matmuls_read(scales: Tensor) -> Tensor:
+    """Scales of blocks, [..., blocks], of which those of all rows of a column of blocks lie one after the other."""
+    return scales.movedim(-1, 0).contiguous().movedim(0, -1)

@@ -313,7 +313,7 @@ class RowNorm(TakesProducts, ParameterModule):
         if at.only(x.ndim - 1).shards != self._parameter.shards:
             found = (f"Shard({x.ndim - 1})",)
             raise PlacementError(self._at_name, found, "the hidden axis", "shard that axis as Shard(-1)")
-        return row_norm_op(
+        return self.op_of(
             RowNormSpec(
                 ndim=x.ndim,
                 hidden_size=self._hidden,
@@ -331,6 +331,10 @@ class RowNorm(TakesProducts, ParameterModule):
                 **dtypes,
             )
         )
+
+    def op_of(self, spec: RowNormSpec) -> FusedOp:
+        """The fusions of a spec."""
+        return row_norm_op(spec)
 
 
 class InputNorm(RowNorm):

@@ -140,37 +140,54 @@ def _weight(fd: FusionDefinition, spec: RowNormSpec) -> TensorView | None:
     return fd.ops.add(weight, spec.weight_offset) if weight is not None and spec.weight_offset else weight
 
 
+@dataclass(frozen=True)
+class NormedRows:
+    """``normed`` in the compute dtype, and the ``total`` that was normed; what it was multiplied by, and its mean."""
+
+    normed: TensorView
+    total: TensorView
+    rstd: TensorView
+    mean: TensorView | None
+    mask: TensorView | None
+
+
+def normed_rows(fd: FusionDefinition, spec: RowNormSpec) -> NormedRows:
+    """Declare (x[, weight][, bias][, input_bias][, residual]), and norm them where ``spec.at`` says."""
+    mesh, compute = spec.mesh, spec.compute
+    x = define(fd, mesh, spec.x, spec.shape, spec.dtype)
+    weight, bias = _weight(fd, spec), _parameter(fd, spec, spec.bias_dtype)
+    total = fd.ops.cast(move(fd, x, mesh, spec.x, spec.at), dtype=compute)
+    input_bias = _parameter(fd, spec, spec.input_bias_dtype)
+    total = total if input_bias is None else fd.ops.add(total, input_bias)
+    mask = None
+    if spec.dropout is not None:
+        sizes = [fd.ops.size(total, k) for k in range(spec.ndim)]
+        drawn = fd.ops.uniform(0.0, 1.0, sizes)  # pyright: ignore[reportArgumentType]
+        mask = fd.ops.ge(drawn, spec.dropout)
+        total = fd.ops.where(mask, fd.ops.mul(total, spec.keep_scale), 0.0)
+    if spec.residual_dtype is not None:
+        residual = define(fd, mesh, spec.at, spec.shape, spec.residual_dtype)
+        total = fd.ops.add(fd.ops.cast(residual, dtype=compute), total)
+    unit, rstd, mean = _unit(fd, spec, total)
+    normed = unit if weight is None else fd.ops.mul(unit, weight)
+    return NormedRows(normed if bias is None else fd.ops.add(normed, bias), total, rstd, mean, mask)
+
+
 def _forward(spec: RowNormSpec) -> FusionDefinition:
     """(x[, weight][, bias][, input_bias][, residual]) -> (normed[, sum][, wide sum], rstd[, mean][, mask])."""
-    mesh, compute = spec.mesh, spec.compute
+    mesh = spec.mesh
     with FusionDefinition() as fd:
-        x = define(fd, mesh, spec.x, spec.shape, spec.dtype)
-        weight, bias = _weight(fd, spec), _parameter(fd, spec, spec.bias_dtype)
-        total = fd.ops.cast(move(fd, x, mesh, spec.x, spec.at), dtype=compute)
-        input_bias = _parameter(fd, spec, spec.input_bias_dtype)
-        total = total if input_bias is None else fd.ops.add(total, input_bias)
-        mask = None
-        if spec.dropout is not None:
-            sizes = [fd.ops.size(total, k) for k in range(spec.ndim)]
-            drawn = fd.ops.uniform(0.0, 1.0, sizes)  # pyright: ignore[reportArgumentType]
-            mask = fd.ops.ge(drawn, spec.dropout)
-            total = fd.ops.where(mask, fd.ops.mul(total, spec.keep_scale), 0.0)
-        if spec.residual_dtype is not None:
-            residual = define(fd, mesh, spec.at, spec.shape, spec.residual_dtype)
-            total = fd.ops.add(fd.ops.cast(residual, dtype=compute), total)
-        unit, rstd, mean = _unit(fd, spec, total)
-        normed = unit if weight is None else fd.ops.mul(unit, weight)
-        normed = normed if bias is None else fd.ops.add(normed, bias)
-        give(fd, fd.ops.cast(normed, dtype=spec.dtype), mesh, spec.output, spec.at)
+        rows = normed_rows(fd, spec)
+        give(fd, fd.ops.cast(rows.normed, dtype=spec.dtype), mesh, spec.output, spec.at)
         if not spec.keeps_input:
-            give(fd, fd.ops.cast(total, dtype=spec.sum_dtype), mesh, spec.at)
+            give(fd, fd.ops.cast(rows.total, dtype=spec.sum_dtype), mesh, spec.at)
         if spec.keeps_wide_sum:
-            give(fd, total, mesh, spec.at)
-        give(fd, rstd, mesh, spec.statistic)
-        if mean is not None:
-            give(fd, mean, mesh, spec.statistic)
-        if mask is not None:
-            give(fd, mask, mesh, spec.at)
+            give(fd, rows.total, mesh, spec.at)
+        give(fd, rows.rstd, mesh, spec.statistic)
+        if rows.mean is not None:
+            give(fd, rows.mean, mesh, spec.statistic)
+        if rows.mask is not None:
+            give(fd, rows.mask, mesh, spec.at)
     return fd
 
 

@@ -23,12 +23,14 @@ from exchange_cases import (
     piece_of_output,
 )
 from exchange_scattered import Norm as Scattered
+from quantized_check import check as check_quantized
 from torch.distributed.tensor import Partial, Replicate
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, collectives
 from shardfuse.mesh import symmetric
-from shardfuse.nn import AddRMSNorm
+from shardfuse.nn import AddRMSNorm, quantized
+from shardfuse.nn.quantizing_fusions import ScaleKind
 from shardfuse.rank_errors import ExchangeTimeoutError
 
 if TYPE_CHECKING:
@@ -162,6 +164,26 @@ def test_a_module_of_partial_sums(arena: symmetric.Arena, pg: ProcessGroup) -> N
     wide, eager = (expected(PARTIAL, [v.to(t) for v in given])[::-1] for t in (torch.float64, torch.float32))
     for k, value in enumerate(found):
         assert_near(value.cpu(), wide[k], eager[k].bfloat16(), n=2, what=f"output {k}")
+
+
+@pytest.mark.parametrize("scales", ["row", "block", "given"])
+def test_a_module_of_partial_sums_that_quantises(scales: ScaleKind, arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    """Its program is one kernel too, with the scales and the cast."""
+    mesh = DeviceMesh(range(pg.size))
+    module = quantized.AddRMSNorm(
+        4096, 1e-5, scales=scales, mesh=mesh, input=Partial(), parameters="local", dtype=torch.bfloat16
+    ).to(pg.device)
+    given = inputs(PARTIAL, 8, 4096, torch.bfloat16, pg.size)
+    summands, residual, weight = (v.to(pg.device) for v in given)
+    before = sum(arena.order.launches().values())
+    module.load_state_dict({"weight": weight})
+    scale = (torch.full((1,), 0.02, device=pg.device),) if scales == "given" else ()
+    found, total = module(summands[pg.rank], residual, *scale)
+    assert sum(arena.order.launches().values()) == before + 1
+    summed = summands.double().sum(0).bfloat16().double() + residual.double()
+    wide = summed * torch.rsqrt(summed.square().mean(-1, keepdim=True) + 1e-5) * weight.double()
+    check_quantized(found, wide, torch.float8_e4m3fn, found.scales if scale else scales)
+    assert_near(total, summed, n=1, rows=None, what="new residual")
 
 
 def test_calls_out_of_step_whose_sizes_change(arena: symmetric.Arena, pg: ProcessGroup) -> None:
