@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -34,12 +35,14 @@ from torch.distributed.tensor import Partial
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.errors import PeerLostError
-from shardfuse.executor import symmetric_slots
+from shardfuse.executor import symmetric_slots, tuning
+from shardfuse.executor.cache import LRUCache
 from shardfuse.in_kernel import exchanging
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.process import ProcessContext, finalize, initialize
 from shardfuse.nn import quantized
 from shardfuse.rank_errors import ExchangeTimeoutError, ThreadsError
+from shardfuse.schedulers.candidates import candidates
 
 PROGRAMS = 10
 """Random ones, of which most have a kernel that exchanges."""
@@ -180,6 +183,55 @@ def run_quantised_norms(context: ProcessContext) -> None:
         assert not told.collectives, str(told)
 
 
+def tune_beside_an_exchange(context: ProcessContext) -> None:
+    """Another kernel of the program is tuned, by one rank; the one that exchanges is launched by nobody alone.
+
+    Where ranks have agreed on collectives, what was tuned is theirs, also when the plan is made once more.
+    """
+    ranks, found, asked = context.world_size, symmetric.arena(), list[int]()
+    assert isinstance(found, symmetric.Arena), found
+    tuning.candidates = lambda *of: candidates(*of)[:2]
+    tuning.read_choice = lambda *of: None  # none that a run before this one has left
+
+    def clock(runs: Sequence[Callable[[], object]]) -> list[float]:
+        asked.append(len(runs))
+        for run in runs:
+            run()
+        return [100.0 * 0.9**k for k in range(len(runs))]  # the later, the faster
+
+    for kind, is_apart in (("rms_norm", False), (PARTIAL, True)):
+        fd = define(kind, 640, ranks, DataType.BFloat16)
+        with fd:
+            other = fd.define_tensor([-1, 700], contiguity=True)
+            fd.add_output(fd.ops.exp(other))
+            other.set_device_mesh(DeviceMesh(range(ranks)))
+        found.words = found.used if is_apart else found.words
+        given = inputs(kind, 8, 640, torch.bfloat16, ranks)
+        here = [piece(kind, k, v, ranks, context.rank) for k, v in enumerate(given)]
+        here.append(torch.linspace(-1, 1, 2100).view(3, 700))
+        launches = sum(found.order.launches().values())
+        asked.clear()
+        warned = pytest.warns(UserWarning, match=r"tune\(\) leaves exchange_T\d+ as proposed: ranks exchange inside")
+        with nullcontext() if is_apart else warned:
+            tuned = fd.tune(here, timer=clock)
+        assert sum(found.order.launches().values()) == launches
+        assert bool(asked) == (context.rank == 0)
+        assert len(tuned) == (2 if is_apart else 1)
+        assert all(t.chosen != t.proposed and not t.kernel.startswith("exchange") for t in tuned)
+        for _ in range(2):
+            assert bool(exchanging(fd.fec.plan_for(here, None))) != is_apart
+            results = fd.execute(here)
+            plan = fd.fec.last_plan
+            schedules = [k.schedule for s in plan.segments for k in s.kernels if k.exchange is None]
+            assert schedules == [t.chosen for t in tuned]
+            wide, eager = (expected(kind, [v.to(t) for v in given]) for t in (torch.float64, torch.float32))
+            for k, value in enumerate(results[:-1]):
+                parts = [piece_of_output(kind, v[k], ranks, context.rank) for v in (wide, eager)]
+                assert_near(value, parts[0], parts[1].bfloat16(), n=2, what=f"{kind}, output {k}")
+            assert_near(results[-1], here[-1].double().exp(), here[-1].exp(), n=2, what="exp")
+            fd.fec.plans, fd.fec.programs = LRUCache(4), LRUCache(4)  # as if others had pushed them out
+
+
 CASES: dict[str, Callable[[ProcessContext], None]] = {
     "short_alone": run_short_of_memory_alone,
     "skip": skip_a_batch,
@@ -187,6 +239,7 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "threads": call_from_threads,
     "programs": run_programs,
     "quantised": run_quantised_norms,
+    "tuned": tune_beside_an_exchange,
     "collectives": run_collectives,
     "collectives_of_views": run_on_views,
     "plain_collectives": run_plain_collectives,

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -34,7 +35,7 @@ from triton.runtime import interpreter
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, initialize
-from shardfuse.errors import KernelCompileError
+from shardfuse.errors import KernelCompileError, PeerLostError
 from shardfuse.executor import symmetric_slots
 from shardfuse.executor.cache import LRUCache
 from shardfuse.executor.kernel import Kernel
@@ -175,6 +176,25 @@ def fall_back(context: ProcessContext) -> None:
     Kernel.compile = compiled
     run_on(mesh, ParallelType.mesh_x, 5, context, columns=even)
     os.environ["SHARDFUSE_EXCHANGE"] = "symmetric"
+
+
+def fit_on_too_few(context: ProcessContext) -> None:
+    """A grid that a rank does not run at once is no smaller there, as its peers' programs would wait for the rest.
+
+    All ranks have collectives, before anything is launched; where kernels were asked for, an error.
+    """
+    resident, mesh, order = Kernel.resident, DeviceMesh(range(context.world_size)), symmetric.arena().order
+    even, launches = COLUMNS - COLUMNS % context.world_size, sum(order.launches().values())
+    Kernel.resident = (lambda kernel: 0) if context.rank == 1 else resident
+    os.environ["SHARDFUSE_EXCHANGE"] = "auto"
+    run_on(mesh, ParallelType.mesh_x, 1, context, columns=even, why="does not compile on")
+    os.environ["SHARDFUSE_EXCHANGE"] = "symmetric"
+    refused = KernelCompileError if context.rank == 1 else PeerLostError
+    with pytest.raises(refused, match="programs wait for each other, 0 run at once"):
+        run_on(mesh, ParallelType.mesh_x, 1, context, columns=even)
+    assert sum(order.launches().values()) == launches
+    Kernel.resident = resident
+    run_on(mesh, ParallelType.mesh_x, 1, context, columns=even)
 
 
 def run_short_of_memory(context: ProcessContext) -> None:
@@ -321,6 +341,7 @@ def main(case: str) -> None:
     if case == "few":
         count_on(context, jobs[0])
         fall_back(context)
+        fit_on_too_few(context)
         run_short_of_memory(context)
     elif case == "go_on":
         go_on(context, jobs)

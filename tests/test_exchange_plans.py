@@ -26,6 +26,7 @@ from shardfuse.codegen import KernelSource, generate
 from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of, table
 from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200
+from shardfuse.errors import KernelCompileError
 from shardfuse.executor import fitting, symmetric_slots
 from shardfuse.executor.binding import Bound
 from shardfuse.executor.comparison import Made
@@ -511,6 +512,22 @@ def test_kernels_are_made_once_where_ranks_agree_that_they_exchange(bind: Bind, 
     assert bind.generated == ([tried, *run] if bind.is_refused else [tried])
     assert len(run) == (2 if bind.is_refused else 0)  # what exchanges is none of those that a later process finds
     assert len(fake.arena.regions) == (not bind.is_refused)
+
+
+@pytest.mark.parametrize(("rows", "resident", "fits"), [(8, 8, True), (8, 7, False), (300, 1, True)])
+def test_a_grid_is_as_ranks_have_it_or_not_at_all(
+    rows: int, resident: int, fits: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Programs of other ranks wait for all of it; of programs that claim their numbers those that run have them all."""
+    plan = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), rows))
+    monkeypatch.setattr(fitting.Kernel, "compile", lambda kernel, device: None)
+    monkeypatch.setattr(fitting.Kernel, "resident", lambda kernel: resident)
+    layouts = {t: t.domain.layout(0) for t in (*plan.segment.inputs, *plan.segment.outputs)}
+    grid = generate(plan, layouts, 0).grid
+    assert plan.exchange.is_claimed == (rows == 300)
+    with nullcontext() if fits else pytest.raises(KernelCompileError, match="8 programs wait for each other, 7 run at"):
+        made = fitting.fitted(plan, layouts, 0, CompileOptions("triton", cache_directory=tmp_path), CPU)
+        assert made.source.grid == grid
 
 
 def test_a_plan_for_unsharded_sizes_is_the_one_that_ranks_have_agreed_on(bind: Bind) -> None:

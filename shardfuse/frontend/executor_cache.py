@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
-from ..compiler import Plan, compile_fusion, with_schedules
+from ..compiler import Plan, compile_fusion
 from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
@@ -43,7 +43,6 @@ from ..mesh.calls import Call
 from ..mesh.groups import world_key
 from ..mesh.process import check_is_a_rank, ledger_of
 from ..passes.settle_inputs import settle_inputs
-from ..schedulers.schedule import Schedule
 from .argument_checks import (
     asks_other_ranks,
     check_device,
@@ -58,6 +57,7 @@ from .exchanges import agree_on_memory, plan_on, promises, told_elsewhere, with_
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
 from .script import definition_script
+from .tuned_plans import Chosen, warn_of_untuned
 
 PROGRAMS = 256
 """Bound programs that one fusion keeps."""
@@ -81,7 +81,7 @@ class FusionExecutorCache:
         self.plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
         """By unsharded sizes.  No plan depends on what a caller gives up: executors of one fusion may share them."""
         self.programs: LRUCache[Hashable, Made] = LRUCache(PROGRAMS)
-        self._tuned: LRUCache[Hashable, tuple[Schedule | None, ...]] = LRUCache(PROGRAMS)
+        self._tuned: LRUCache[Hashable, Chosen] = LRUCache(PROGRAMS)
         shapes = fusion.shape_scalars()
         self._ranges = ranges_of(fusion)
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
@@ -189,7 +189,11 @@ class FusionExecutorCache:
             call = self._prepare(self._key(arguments, sizes, device), arguments, dict(sizes or {}), device)
             check_can_tune(self.options, call.bound.device, tuner.timer)
             self._bind(call)
-            return [tuned for tuned in self._tune(call, tuner) if tuned is not None] if call.has_part else []
+            if not call.has_part:
+                return []
+            found = self._tune(call, tuner)
+            warn_of_untuned(self._plan_of(call))
+            return [tuned for tuned in found if tuned is not None]
 
     def tuner(self, timer: Timer | None = None, seconds: float | None = None) -> Tuner:
         return Tuner(self.options, timer, sys.stderr, seconds)
@@ -221,7 +225,7 @@ class FusionExecutorCache:
             plan = with_exchanges_here(make(), self._team, self.options, partial(make, has_cheap_sums=True))
             tuned = self._tuned.get(key)
             if tuned is not None:
-                plan = with_schedules(plan, tuned)
+                plan = tuned.within(plan)
             self.plans.put(key, plan)
         self._last_planned = plan
         return plan
@@ -362,16 +366,16 @@ class FusionExecutorCache:
 
     def _tune(self, call: BoundCall, tuner: Tuner) -> list[Tuned | None]:
         """All ranks come here, or each one alone to an answer that was given: none waits for one that does not."""
-        plan = self._plan_of(call)
+        whole, plan = self.plan(call.sizes, call.numbers, call.bound.device), self._plan_of(call)
         builder = builder_of(self.fusion, call, plan, self.options, {})
         segments = [None if s.like is not None else (s.segment, s.scheduler) for s in plan.segments]
         tuned = tune_segments(builder, segments, call.ranks, call.text, tuner)
-        chosen = tuple(None if t is None else t.chosen for t in tuned)
+        chosen = Chosen.of(tuned, is_apart=plan is not whole)
         key = self._plan_key(call.sizes, call.numbers, call.bound.device)
         self._tuned.put(key, chosen)
-        self.plans.put(key, with_schedules(plan, chosen))
+        self.plans.put(key, chosen.within(whole))
         self.programs = LRUCache(PROGRAMS)
-        self._made(call, f"{call.text}\ntuned: {chosen}", {})
+        self._made(call, f"{call.text}\ntuned: {chosen.schedules}", {})
         return tuned
 
     def _numbers(self, arguments: Sequence[Argument]) -> dict[Scalar, Number]:

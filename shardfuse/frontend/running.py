@@ -182,7 +182,8 @@ class Running:
         seconds: when to stop trying; left out, after half of SHARDFUSE_TIMEOUT.
         timer: gives the microseconds of several runs that take turns, instead of CUDA events.
 
-        Returns, for each segment that has kernels, what was proposed and chosen, with its microseconds.
+        Returns, for each segment that has kernels, what was proposed and chosen, with its microseconds.  Kernels in
+        which ranks exchange are left as proposed, and a UserWarning names them: one rank alone would wait in them.
         Raises ``TuningUnavailableError`` without a GPU, and what ``execute`` does.
         """
         fec, home = self.fec, _device(device)
