@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from process_environment import environment
 SCRIPT = Path(__file__).with_name("exchange_ranks.py")
 PATIENCE = 280.0
 """Seconds that all ranks have, which print their stacks long before."""
+
+NOTHING: Mapping[str, str] = {}
 
 
 def outcome(
@@ -55,11 +58,25 @@ def outcome(
     return codes, [file.read_text() for file in files], ended
 
 
-def forked(server: Server, case: str, directory: Path, *, ranks: int = 2) -> tuple[list[int], list[str]]:
-    """Exit codes and outputs of ranks on the CPU that ``server`` has of this script: they have nothing to import."""
-    shared = {"LOCAL_WORLD_SIZE": f"{ranks}", "SHARDFUSE_EXCHANGE": "symmetric"}
-    variables = [env | shared | {"LOCAL_RANK": env["RANK"]} for env in rank_variables(ranks)]
-    started = [server.start([case], env, directory) for env in variables]
-    deadline = time.monotonic() + PATIENCE
-    codes = [rank.wait(max(deadline - time.monotonic(), 1.0)) for rank in started]
-    return codes, [rank.output.read_text() + rank.errors.read_text() for rank in started]
+def forked(
+    server: Server,
+    case: str,
+    directory: Path,
+    *,
+    ranks: int = 2,
+    variables: Mapping[str, str] = NOTHING,
+    stopped: Sequence[int] = (),
+) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of ranks on the CPU that ``server`` has of this script: they have nothing to import.
+
+    stopped: ranks that go on once all others have ended.
+    """
+    shared = {"LOCAL_WORLD_SIZE": f"{ranks}", "SHARDFUSE_EXCHANGE": "symmetric", **variables}
+    environments = [env | shared | {"LOCAL_RANK": env["RANK"]} for env in rank_variables(ranks)]
+    started = [server.start([case], env, directory) for env in environments]
+    deadline, codes = time.monotonic() + PATIENCE, dict[int, int]()
+    for rank in sorted(range(ranks), key=lambda r: r in stopped):
+        if rank in stopped:
+            started[rank].send(signal.SIGCONT)
+        codes[rank] = started[rank].wait(max(deadline - time.monotonic(), 1.0))
+    return [codes[r] for r in range(ranks)], [rank.output.read_text() + rank.errors.read_text() for rank in started]

@@ -42,8 +42,8 @@ from shardfuse.executor.kernel import Kernel
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.process import ProcessContext, finalize
 
-STOPPED = 4.0
-"""Seconds, less than those after which a silent rank counts as gone."""
+STOPPED = "4"
+"""Seconds, where the variable of this name says nothing: less than those after which a silent rank counts as gone."""
 REPLAYS, EACH = 10_000, 10
 CALLS = 1000
 ROUNDS = 500
@@ -91,7 +91,7 @@ def go_on(context: ProcessContext, jobs: list[Job]) -> None:
     """A rank that is stopped for seconds, sizes that change in every call, and graphs out of step beside NCCL."""
     fewer = SHARED if context.backend == "gloo" else 1
     if context.rank == 1:
-        waker = f"sleep {STOPPED}; kill -CONT {os.getpid()}"
+        waker = f"sleep {os.environ.get('STOPPED', STOPPED)}; kill -CONT {os.getpid()}"
         subprocess.Popen(["/bin/sh", "-c", waker])
         os.kill(os.getpid(), signal.SIGSTOP)
     found = [job.run(8) for job in jobs]
@@ -217,6 +217,9 @@ def do_fault(case: str, jobs: list[Job]) -> Callable[[], object]:
     match case:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return lambda: jobs[0].run(8)
         case "raise":
             raise ValueError("a bug")
         case "leave":

@@ -6,13 +6,18 @@ the arena, the slots that ranks agree on, the numbers of launches, the waits, an
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from exchange_processes import SCRIPT, forked
 from forked_ranks import Server
+
+IS_SHORT = os.environ.get("STOPS") != "all"
+"""Is no rank stopped for half a minute?"""
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +90,39 @@ def test_a_rank_that_waits_in_a_kernel_for_one_that_was_killed_ends(case: str, s
     codes, texts = forked(server, case, tmp_path)
     assert codes == [1, -9], "\n".join(texts)
     assert re.search(r"^shardfuse: rank 0: rank 1 ended without a word", texts[0], re.MULTILINE), texts[0]
+
+
+HEARTBEAT_LIMIT = 4.0
+"""Seconds, of a world in which a rank is stopped for longer."""
+
+
+def test_a_rank_that_waits_in_a_kernel_for_one_that_is_stopped_ends(server: Server, tmp_path: Path) -> None:
+    """Once the stopped one counts as gone, long before the end of the wait; that one, as it goes on, ends as well."""
+    limit = {"SHARDFUSE_HEARTBEAT_LIMIT": f"{HEARTBEAT_LIMIT}"}
+    began = time.monotonic()
+    codes, texts = forked(server, "stop", tmp_path, variables=limit, stopped=[1])
+    assert codes == [1, 1], "\n".join(texts)
+    silent = rf"^shardfuse: rank 0: rank 1 has given no sign of life for {HEARTBEAT_LIMIT:.0f} s"
+    assert re.search(silent, texts[0], re.MULTILINE), texts[0]
+    assert "has gone on" not in texts[0], "its kernel has ended, and no word has come"
+    assert re.search(r"^shardfuse: rank 1: rank 0 (failed|ended)", texts[1], re.MULTILINE), texts[1]
+    told = re.search(r"^fault (\S+)$", texts[1], re.MULTILINE)
+    assert told is not None, texts[1]
+    assert time.monotonic() - began < 55.0, "the wait of 60 s was not what ended it"
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [4, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.skipif(IS_SHORT, reason="STOPS=all stops for 30 s")])],
+)
+def test_a_rank_that_is_stopped_for_seconds_is_waited_for(seconds: int, server: Server, tmp_path: Path) -> None:
+    """For less than the heartbeat limit, in which others wait in their kernels; then sizes change in every call."""
+    variables = {"STOPPED": f"{seconds}", "SHARDFUSE_HEARTBEAT_LIMIT": "50", "SLOW": "100"}
+    codes, texts = forked(server, "go_on", tmp_path, variables=variables)
+    assert codes == [0, 0], "\n".join(texts)
+    for text in texts:
+        times = [
+            float(said) for said in re.findall(r"^ *(\S+) s: (?:has run partial|was stopped, or)", text, re.MULTILINE)
+        ]
+        assert len(times) == 2, text
+        assert times[1] - times[0] >= seconds, text
