@@ -9,20 +9,20 @@ plan says why, and the collective stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from .analysis.communication_table import Collective, communication_of, local_bytes
 from .compiler import Plan, PlannedSegment
 from .device import Device
-from .ir.expr import BoundTensor
+from .ir.expr import BoundTensor, Expr
 from .ir.op import Reduce
 from .mesh import DeviceMesh, ParallelType
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.choice import choose_scheduler
 from .schedulers.exchange_forms import why_not_by_default
 from .schedulers.features import features
-from .schedulers.plan import KernelPlan
+from .schedulers.plan import KernelPlan, RankExchange
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
 from .schedulers.rank_scatter import Scattered, made_and_gathered, scattered
@@ -54,7 +54,7 @@ def with_exchanges(
         return plan
     if why_none is not None:
         return replace(plan, in_kernel=(f"none: {why_none}",) if why_none else ())
-    segments, said = list(plan.segments), list[str]()
+    segments, said = _views_last(plan.segments), list[str]()
     for call in [s for s in plan.segments if s.scheduler == "communication"]:
         name = ", ".join(str(t) for t in call.segment.outputs)
         k = next((i for i, s in enumerate(segments) if s is call), None)
@@ -78,6 +78,30 @@ def with_exchanges(
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
     trace = (*plan.trace, ("segments, with exchanges in kernels", text))
     return replace(plan, segments=tuple(segments), trace=trace, in_kernel=tuple(said), apart=plan)
+
+
+def _views_last(segments: Sequence[PlannedSegment]) -> list[PlannedSegment]:
+    """``segments`` with those that only view what others make where one first reads them, or at the end.
+
+    A view of a statistic, which is an output of the program, would stand between the kernels that become one.
+    """
+    if any(s.like is not None for s in segments):  # they are known by their numbers
+        return list(segments)
+    views, found = [s for s in segments if s.scheduler == "no_op"], list[PlannedSegment]()
+
+    def put(segment: PlannedSegment) -> None:
+        for view in [v for v in views if not set(v.segment.outputs).isdisjoint(segment.segment.inputs)]:
+            if view in views:  # one that an earlier of them reads has been put
+                views.remove(view)
+                put(view)
+        found.append(segment)
+
+    for segment in segments:
+        if segment.scheduler != "no_op":
+            put(segment)
+    while views:
+        put(views.pop(0))
+    return found
 
 
 def _lines(call: Segment) -> list[tuple[DeviceMesh, ParallelType]]:
@@ -121,21 +145,29 @@ def _reduced_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> l
     known = next((p.exchange for p in before.kernels), None)
     if any(p.exchange is not None for p in after.kernels):
         return "the kernel that reads it exchanges something else"
-    found, refusal = _asked(exchanged(before.segment, known, call, after.segment, needed), plan.device)
-    beside: list[PlannedSegment] = []
-    if refusal is not None and known is None:
-        own, rest = _parted(before.segment, call, plan.device)
-        if rest is not None:
-            beside = [rest]
-            found, again = _asked(exchanged(own, None, call, after.segment, needed), plan.device)
-            refusal = again and refusal
-    if refusal is not None or isinstance(found, str):
-        return f"no kernel exchanges it: {refusal}"
-    planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
-    out: list[PlannedSegment] = []
-    for s in segments:
-        out += beside if s is before else [] if s is segments[k] else [planned] if s is after else [s]
-    return out
+    refusal: str | None = None
+    for own, reader, beside, behind in _ways(before.segment, call, after.segment, known, plan.device):
+        read = {*needed, *(t for s in behind for t in s.segment.inputs)}
+        found, why = _asked(exchanged(own, known, call, reader, read), plan.device)
+        if why is None and not isinstance(found, str):
+            planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
+            instead = {makers[0]: beside, k: [], readers[0]: [planned, *behind]}
+            return [new for i, s in enumerate(segments) for new in instead.get(i, [s])]
+        refusal = refusal or why
+    return f"no kernel exchanges it: {refusal}"
+
+
+def _ways(
+    before: Segment, call: Segment, after: Segment, known: RankExchange | None, device: Device
+) -> Iterator[tuple[Segment, Segment, list[PlannedSegment], list[PlannedSegment]]]:
+    """What one kernel may do of ``before`` and ``after``, and segments of the rest of either; at first all of both."""
+    yield before, after, [], []
+    own, rest = _parted(before, call, device) if known is None else (before, None)
+    if rest is not None:
+        yield own, after, [rest], []
+    own, rest = _of_rows(after, call, device)
+    if rest is not None:
+        yield before, own, [], [rest]
 
 
 def _asked(found: Exchanged | str, device: Device) -> tuple[Exchanged | str, str | None]:
@@ -154,6 +186,29 @@ def _parted(before: Segment, call: Segment, device: Device) -> tuple[Segment, Pl
     if name is None or not makes_kernels(name):
         return before, None
     own = segment_of(before.exprs, call.inputs)
+    return own, PlannedSegment(rest, name, refusals, kernels_of(name, rest, device))
+
+
+def _of_rows(after: Segment, call: Segment, device: Device) -> tuple[Segment, PlannedSegment | None]:
+    """What of ``after`` is made of each row that ``call`` has a number for, and what adds such numbers up.
+
+    A loss that is the mean of rows is one: the kernel that exchanges has a row at a time, and another reads what few
+    numbers it has made of them.
+    """
+    rows = max(t.domain.local_elements for t in call.outputs)
+    late: list[Expr] = []
+    for e in after.exprs:
+        made = {t for x in late for t in x.outputs}
+        if isinstance(e.op, Reduce) or not made.isdisjoint(e.tensors):
+            late.append(e)
+    rest = Segment.of(late, after.outputs)
+    if not late or any(t.domain.local_elements > rows for t in rest.inputs):
+        return after, None
+    name, refusals = choose_scheduler(rest, device)
+    if name is None or not makes_kernels(name):
+        return after, None
+    behind = {t for e in late for t in e.outputs}
+    own = segment_of(after.exprs, [t for t in (*after.outputs, *rest.inputs) if t in after.maker and t not in behind])
     return own, PlannedSegment(rest, name, refusals, kernels_of(name, rest, device))
 
 

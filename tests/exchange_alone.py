@@ -30,7 +30,7 @@ from exchange_programs import random_program
 from exchange_scattered import run_scattered
 from fusion_check import check
 from quantized_check import check as check_quantized
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Shard
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition
@@ -40,7 +40,7 @@ from shardfuse.executor.cache import LRUCache
 from shardfuse.in_kernel import exchanging
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.process import ProcessContext, finalize, initialize
-from shardfuse.nn import quantized
+from shardfuse.nn import CrossEntropyLoss, LogProb, quantized
 from shardfuse.rank_errors import ExchangeTimeoutError, ThreadsError
 from shardfuse.schedulers.candidates import candidates
 
@@ -183,6 +183,48 @@ def run_quantised_norms(context: ProcessContext) -> None:
         assert not told.collectives, str(told)
 
 
+def run_losses(context: ProcessContext) -> None:
+    """Over a sharded vocabulary: a mean of rows is added up behind the kernel that exchanges, by one of its own."""
+    mesh, rank, ranks, n = DeviceMesh(range(context.world_size)), context.rank, context.world_size, 96
+    made = torch.Generator().manual_seed(0)
+    x, target = torch.randn(5, n, generator=made), torch.randint(n, (5,), generator=made)
+    target[3] = -100
+    for module in (
+        CrossEntropyLoss(mesh=mesh, logits=Shard(-1)),
+        CrossEntropyLoss(mesh=mesh, logits=Shard(-1), reduction="none", z_loss=0.1),
+        LogProb(mesh=mesh, logits=Shard(-1), entropy=True),
+    ):
+        own = x.chunk(ranks, -1)[rank].clone().requires_grad_()
+        found = module(own, target)
+        found = (found,) if isinstance(found, torch.Tensor) else found
+        upstream = [torch.linspace(1, 2, v.numel()).view(v.shape) for v in found]
+        torch.autograd.backward(found, upstream)
+        parts = list[list[torch.Tensor]]()
+        for dtype in (torch.float64, torch.float32):
+            wide = x.detach().to(dtype).clone().requires_grad_()
+            wanted = _loss_of(module, wide, target)
+            torch.autograd.backward(wanted, [g.to(dtype) for g in upstream])
+            parts.append([*wanted, wide.grad.chunk(ranks, -1)[rank]])
+        for value, exact, eager in zip((*found, own.grad), *parts, strict=True):
+            assert_near(value.detach(), exact.detach(), eager.detach(), n=4, what=f"{module} on rank {rank}")
+        (bound,) = module._bound.values()
+        told = bound.op.forward.explain()
+        assert not told.collectives, str(told)
+        assert told.kernels == 2, "on a CPU stray targets are counted, which is a sum of rows too"
+
+
+def _loss_of(module: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+    """What torch makes of unsharded logits; rows that are ignored have 0."""
+    logs, taken = x.log_softmax(-1), target >= 0
+    if isinstance(module, LogProb):
+        chosen = logs.gather(1, target.clamp(min=0)[:, None])[:, 0]
+        return [torch.where(taken, v, 0.0) for v in (chosen, -(logs.exp() * logs).sum(-1))]
+    if module.reduction == "mean":
+        return [torch.nn.functional.cross_entropy(x, target)]
+    rows = torch.nn.functional.cross_entropy(x, target, reduction="none")
+    return [torch.where(taken, rows + 0.1 * x.logsumexp(-1).square(), 0.0)]
+
+
 def tune_beside_an_exchange(context: ProcessContext) -> None:
     """Another kernel of the program is tuned, by one rank; the one that exchanges is launched by nobody alone.
 
@@ -239,6 +281,7 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "threads": call_from_threads,
     "programs": run_programs,
     "quantised": run_quantised_norms,
+    "losses": run_losses,
     "tuned": tune_beside_an_exchange,
     "collectives": run_collectives,
     "collectives_of_views": run_on_views,

@@ -152,15 +152,21 @@ def piece_of_output(kind: str, whole: torch.Tensor, ranks: int, rank: int) -> to
     return whole if kind in (PARTIAL, LOSS) else whole.chunk(ranks, -1)[rank]
 
 
-def plan_of(fd: FusionDefinition, rows: int, device: Device = H200) -> Plan:
+def plan_of(fd: FusionDefinition, rows: int, device: Device = H200, columns: int = 0) -> Plan:
+    """columns: of tensors of several dims whose last one the definition leaves open."""
     settle_inputs(fd.fusion)
-    sizes = {i.val: tuple(rows if n < 0 else n for n in i.val.shape) for i in fd.fusion.inputs}
+    sizes = {}
+    for i in fd.fusion.inputs:
+        *dims, last = i.val.shape or (1,)
+        whole = (*(rows if n < 0 else n for n in dims), last if last >= 0 else columns if dims else rows)
+        sizes[i.val] = whole[: i.val.ndim]
     return with_exchanges(compile_fusion(fd.fusion, sizes, device=device, has_cheap_sums=True))
 
 
 def kernel_of(plan: Plan) -> KernelPlan:
-    """The one kernel that is all of ``plan``, but for views of what it makes."""
-    assert [s.scheduler for s in plan.segments if s.scheduler != "no_op"] == ["exchange"], plan.in_kernel
+    """The one kernel that is all of ``plan``, but for views of what it makes, and sums over rows."""
+    made = [s.scheduler for s in plan.segments if s.scheduler != "no_op"]
+    assert made in (["exchange"], ["reduction", "exchange"]), plan.in_kernel
     ((_, kernel),) = exchanging(plan)
     return kernel
 
@@ -169,10 +175,11 @@ def assembled(plan: KernelPlan, tensors: Sequence[dict[BoundTensor, torch.Tensor
     """The unsharded results of ``plan``, [rows, ...], of what each rank has; where all have one, its bits are equal."""
     found = list[torch.Tensor]()
     for t in plan.segment.outputs:
-        pieces = [own[t].cpu().flatten(1) for own in tensors]  # blocks of a row lie one after the other
+        pieces = [own[t].cpu() for own in tensors]
+        pieces = [p.flatten(1) if p.ndim > 1 else p for p in pieces]  # blocks of a row lie one after the other
         if not t.domain.sharding:
             assert all(torch.equal(_bits(p), _bits(pieces[0])) for p in pieces), f"ranks have other bits of {t}"
-        found.append(torch.cat(pieces, 1) if t.domain.sharding else pieces[0])
+        found.append(torch.cat(pieces, -1) if t.domain.sharding else pieces[0])
     return found
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from exchange_cases import KINDS, LOSS, PARTIAL, NotedKernel, Ranks, define, define_backward, kernel_of, plan_of
-from exchange_fusions import OF_COLUMNS, OF_SUMMANDS
+from exchange_fusions import BACKWARD, LOG_PROB, OF_COLUMNS, OF_SUMMANDS, PROGRAMS, SOFTMAX_BACKWARD
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -74,6 +74,37 @@ def test_a_norm_that_is_cast_to_float8_is_one_kernel(kind: str, rows: int) -> No
     assert len(exchange.statistics) == (0 if kind in OF_SUMMANDS else 2 if "row" in kind else 1)
     assert exchange.members == (4 if kind in OF_SUMMANDS and rows <= 8 else 1)
     assert kernel.space.block_size == (128 if "block" in kind else 1)
+
+
+@pytest.mark.parametrize("kind", [LOG_PROB, SOFTMAX_BACKWARD, *BACKWARD])
+def test_a_program_of_a_module_is_one_kernel(kind: str) -> None:
+    """But for the sums over rows that a weight's gradient is, and views of statistics that are results."""
+    plan = plan_of(define(kind, 8192, 2, BF16), 8, columns=8192)
+    views = ["no_op"] * (kind == LOG_PROB)
+    assert [s.scheduler for s in plan.segments] == [*["reduction"] * (kind in BACKWARD), "exchange", *views]
+    assert all(said.endswith("exchanged inside of a kernel") for said in plan.in_kernel)
+
+
+@pytest.mark.parametrize("of_columns", [False, True])
+def test_a_mean_of_rows_is_added_up_behind_the_kernel_that_exchanges(of_columns: bool) -> None:
+    """Of numbers of rows alone: what sums of columns read would be stored for them."""
+    with FusionDefinition() as fd:
+        o, x = fd.ops, fd.define_tensor([-1, 8192], contiguity=True)
+        total = o.sum(x, [1], keepdim=True)
+        scaled = o.mul(x, total) if of_columns else o.log(total)
+        fd.add_output(scaled)
+        fd.add_output(o.mean(scaled, [0]))
+        x.set_device_mesh(DeviceMesh(range(2)))
+        x.outer_split(1, 2)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+    if of_columns:
+        assert "no kernel exchanges it" in refused(fd, 8)
+        return
+    plan = plan_of(fd, 8)
+    assert [s.scheduler for s in plan.segments] == ["exchange", "reduction"]
+    ((_, kernel),) = exchanging(plan)
+    assert [t.domain.local_elements for t in plan.segments[1].segment.inputs] == [8]
+    assert all(t.domain.local_elements == 8 for t in kernel.segment.outputs)
 
 
 def test_blocks_that_ranks_share_are_moved_to_one_of_them() -> None:
@@ -251,9 +282,9 @@ def test_kernels_compile_and_are_resident() -> None:
         (LOSS, 8, 32768, 2),
         (LOSS, 8, 12288, 2),
         (LOSS, 4096, 1024, 2),
-        *((kind, rows, 8192, 2) for kind in (*OF_SUMMANDS, *OF_COLUMNS) for rows in (8, 512)),
+        *((kind, rows, 8192, 2) for kind in PROGRAMS for rows in (8, 512)),
     ):
-        plan = kernel_of(plan_of(define(kind, n, ranks, BF16), rows))
+        plan = kernel_of(plan_of(define(kind, n, ranks, BF16), rows, columns=n))
         tensors = (*plan.segment.inputs, *plan.segment.outputs)
         source = generate(plan, {t: t.domain.layout(ranks - 1) for t in tensors}, ranks - 1)
         first = generate(plan, {t: t.domain.layout(0) for t in tensors}, 0)

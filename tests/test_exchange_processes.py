@@ -46,6 +46,7 @@ def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(server: Server, tmp_
         "threads",
         "programs",
         "quantised",
+        "losses",
         "tuned",
         "collectives",
         "collectives_of_views",

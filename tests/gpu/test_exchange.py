@@ -25,7 +25,7 @@ from exchange_cases import (
     piece_of_output,
     plan_of,
 )
-from exchange_fusions import OF_COLUMNS, OF_SUMMANDS, PROGRAMS
+from exchange_fusions import BACKWARD, LOG_PROB, OF_COLUMNS, OF_SUMMANDS, PROGRAMS, SOFTMAX_BACKWARD
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType
@@ -58,7 +58,7 @@ class Job:
         launched_as: Callable[[int, KernelSource], list[KernelSource]] = lambda rank, source: [source],
     ) -> None:
         self.kind, self.given = kind, inputs(kind, rows, n, torch.bfloat16, ranks)
-        self.plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows, device))
+        self.plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows, device, n))
         self.world = Ranks(self.plan, GPU)
         self.launches = self.world.launches(directory, launched_as=launched_as)
         self.tensors = [self.world.pieces(kind, rank, self.given) for rank in range(ranks)]
@@ -110,6 +110,12 @@ def test_all_ranks_have_what_they_have_together(kind: str, rows: int, n: int, ra
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(1, 8192, 2), (8, 8192, 2), (8, 2048, 4)])
 def test_results_that_are_cast_to_float8(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
     """Once this has passed for blocks, ``exchange_forms.py`` is to say so: then they are chosen by default."""
+    test_all_ranks_have_what_they_have_together(kind, rows, n, ranks, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [LOG_PROB, SOFTMAX_BACKWARD, *BACKWARD])
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(1, 8192, 2), (37, 2048, 4), (8, 8191, 2)])
+def test_programs_of_modules(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
     test_all_ranks_have_what_they_have_together(kind, rows, n, ranks, tmp_path)
 
 

@@ -25,7 +25,7 @@ from exchange_cases import (
     piece_of_output,
     plan_of,
 )
-from exchange_fusions import OF_COLUMNS, OF_SUMMANDS, PROGRAMS
+from exchange_fusions import BACKWARD, LOG_PROB, OF_COLUMNS, OF_SUMMANDS, PROGRAMS, SOFTMAX_BACKWARD
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -81,7 +81,7 @@ def test_ranks_with_more_or_less_of_each_row(kind: str, rows: int, n: int, ranks
 
 def check_program(kind: str, rows: int, n: int, ranks: int, directory: Path) -> KernelPlan:
     """The kernel of a program, with what all ranks make of it compared; where they have the same, bit by bit."""
-    plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows))
+    plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows, columns=n))
     world, given = Ranks(plan, torch.device("cpu")), inputs(kind, rows, n, torch.bfloat16, ranks)
     tensors = [world.pieces(kind, rank, given) for rank in range(ranks)]
     run(world, tensors, directory)
@@ -115,6 +115,23 @@ def test_a_norm_over_a_sharded_axis_is_cast_to_float8(kind: str, rows: int, n: i
     """The largest element of a row is one more statistic; each block is of one rank."""
     plan = check_program(kind, rows, n, ranks, tmp_path)
     assert len(plan.exchange.statistics) == (2 if "row" in kind else 1)
+
+
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (3, 643, 2), (5, 97, 4), (2, 36, 8)])
+def test_log_probabilities_and_entropies_over_a_sharded_vocabulary(
+    rows: int, n: int, ranks: int, tmp_path: Path
+) -> None:
+    """Four statistics, of which the picked logit is one; the results are the same bits on all ranks."""
+    plan = check_program(LOG_PROB, rows, n, ranks, tmp_path)
+    assert (len(plan.exchange.statistics), plan.exchange.is_alike) == (4, n % ranks != 0)
+
+
+@pytest.mark.parametrize("kind", [SOFTMAX_BACKWARD, *BACKWARD])
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (5, 96, 3), (1, 2048, 4), (3, 643, 2)])
+def test_a_backward_over_a_sharded_axis(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
+    """Of softmax and of norms, also of the sum of an input and a residual, of even and of uneven rows."""
+    plan = check_program(kind, rows, n, ranks, tmp_path)
+    assert len(plan.exchange.statistics) == (2 if "LayerNorm" in kind else 1)
 
 
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (3, 643, 2), (5, 97, 4), (2, 36, 8)])
