@@ -78,7 +78,7 @@ def test_it_is_one_kernel_that_has_room_for_its_rows(ranks: int, dtype: DataType
     assert [said.split(": ")[1] for said in plan.in_kernel] == ["exchanged inside of a kernel"] * 2
     assert kernel.rank_exchange.is_in_rows, "of however few"
     assert kernel.space.kept == ROWS * 3 * 4 // ranks
-    form = exchanged_form(kernel.rank_exchange)
+    form = exchanged_form(kernel)
     assert form is (Form.SCATTERED if ranks == 2 else Form.FURTHER)
     assert plan.apart is not None
     assert bool(exchanging(with_exchanges(plan.apart, is_by_default=True))) == (form in HAVE_RUN)
@@ -126,7 +126,7 @@ def test_rows_are_gathered_alone_where_the_sum_itself_is_read() -> None:
     plan = plan_of(define(gives_sum=True), ROWS)
     assert [s.scheduler for s in plan.segments] == ["communication", "exchange"]
     ((_, kernel),) = exchanging(plan)
-    assert exchanged_form(kernel.rank_exchange) is Form.GATHERED
+    assert exchanged_form(kernel) is Form.GATHERED
     assert plan.in_kernel[1] == "T11: exchanged inside of a kernel"
 
 
