@@ -126,11 +126,3 @@ def test_an_axis_of_one_is_not_taken_for_a_symbol() -> None:
     with pytest.raises(UntranslatableError, match="the shape of"):
         checked(rows, symbol, torch.empty(1, 4))
     assert checked(rows, symbol, meta) is symbol
-
-
-def test_a_call_is_a_range_of_torch_s_profiler() -> None:
-    call, x = RegionCall(TEXT), torch.randn(2, 4, 8)
-    call.run(x)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        call.run(x)
-    assert [e.name for e in profiler.events()].count("shardfuse::region_v1") == 1

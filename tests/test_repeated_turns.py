@@ -37,6 +37,7 @@ class Call:
         self.noted: list[object] = []
         self.world = SimpleNamespace(_world=SimpleNamespace(default_pg=None))
         self.dual = SimpleNamespace(_current_level=-1)
+        self.profiler = SimpleNamespace(_is_profiler_enabled=False)
 
         def otherwise(inputs: object) -> str:
             self.came.append("otherwise")
@@ -52,6 +53,7 @@ class Call:
             gives_list=False, c10d=cast("Any", self.world), forward_ad=self.dual,
             is_grad_enabled=torch.is_grad_enabled, set_grad_enabled=cast("Any", torch._C)._set_grad_enabled,
             current_thread=threading.current_thread, is_of_autograd=is_of_autograd, go_on=go_on,
+            profiler=self.profiler,
         )  # fmt: skip
         driver = driver_on_cpu()
         if driver is None:
@@ -164,6 +166,15 @@ def is_refused(held: Held) -> bool:
     return in_thread(come) is True
 
 
+def test_what_a_profiler_records_runs_in_python() -> None:
+    _, held = owned()
+    call = Call(held, lambda x: "ran")
+    call.profiler._is_profiler_enabled = True
+    assert call.again([X]) == "otherwise"
+    call.profiler._is_profiler_enabled = False
+    assert call.again([X]) == "ran"
+
+
 def test_whoever_holds_the_lock_is_left_alone() -> None:
     turn, held = owned()
     call = Call(held, lambda x: "ran")
@@ -249,5 +260,5 @@ def test_parts_of_another_number() -> None:
     driver = driver_on_cpu()
     if driver is None:
         pytest.skip("needs a C compiler")
-    with pytest.raises(TypeError, match="tuple of 21 parts"):
+    with pytest.raises(TypeError, match="tuple of 22 parts"):
         driver.repeat(cast("Any", ()))

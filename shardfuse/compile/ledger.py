@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from ..frontend.profiled import counted
+
 if TYPE_CHECKING:
     from torch.fx import Graph
 
@@ -21,6 +23,8 @@ DETAILED = 256
 
 _COLLECTIVES = ("all_reduce_", "reduce_scatter_", "all_gather")
 """How names of collectives begin in a program (`aten_collectives.py`)."""
+_PLACES = 2
+"""Lines that a region's name has room for."""
 FROM_CACHE = -1
 """Stands for the number of a graph of which no more is known than that torch's cache had it."""
 
@@ -60,7 +64,7 @@ class RegionReport:
     alone: Graph | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        names = ", ".join(f"{n} {op}" if n > 1 else op for op, n in self.ops)
+        names = counted(self.ops)
         head = f"{self.graph}: {'taken' if self.taken else 'left to Inductor'}: {self.why}"
         text = [head, f"    {sum(n for _, n in self.ops)} ops ({names}), {self.inputs} in, {self.outputs} out"]
         if self.bytes is not None and self.us is not None and self.inductor_us is not None:
@@ -144,6 +148,19 @@ def note_cached_text(program: str) -> None:
             _noted.clear()
         note_cached(program, _OPS.findall(program), program.count("fd.define_"), program.count("fd.add_output("))
         _noted.add(program)
+
+
+def place_of(program: str) -> str:
+    """`` at model.py:31 (backward)``: the caller's lines that its ops come from; empty for a graph of torch's cache.
+
+    Places whose regions have one text share a program: it is the first one's.
+    """
+    with _lock:
+        found = next((r for r in _regions if r.program == program and r.lines), None)
+    if found is None:
+        return ""
+    lines = dict.fromkeys(line.partition(": ")[0] for line in found.lines)
+    return f" at {', '.join(list(lines)[:_PLACES])} ({found.graph})"
 
 
 def report(*, clear: bool = False) -> Report:

@@ -18,24 +18,23 @@ compare them.  A fourth argument names the inputs that nothing reads behind the 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch._C._dynamo import guards
-from torch.autograd import profiler
 
 from ..executor.binding import Argument
 from ..executor.host_program import Program as HostProgram
 from ..executor.options import CompileOptions
+from ..frontend.profiled import name_of, profiled, profiler
 from .compile_errors import OutputShapeError
 from .kept_regions import KeptRegion
-from .ledger import note_cached_text
+from .ledger import note_cached_text, place_of
 from .region_op import program_of
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 Run = Callable[..., Sequence[torch.Tensor]]
 _view = cast(Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor], guards._reinterpret_tensor)
-_RANGE = "shardfuse::region_v1"
 MOST = 256
 """Sizes for which one place keeps what it bound; one more empties the table."""
 
@@ -110,8 +109,22 @@ class RegionCall:
         run = cast(Run, program.run)
         rest = {k: layout for k, layout in self._views.items() if k not in program.by_address}
         if rest:
-            return _seen_by_profilers(lambda *arguments: run(*self._as_declared(arguments, rest)))
-        return _seen_by_profilers(run)
+            return self._seen_by_profilers(lambda *arguments: run(*self._as_declared(arguments, rest)))
+        return self._seen_by_profilers(run)
+
+    def _seen_by_profilers(self, run: Run) -> Run:
+        """``run`` as a range of its own while torch's profiler records."""
+        in_range = profiled(run, self._profiled_name)
+
+        def observed(*arguments: Argument) -> Sequence[torch.Tensor]:
+            return in_range(*arguments) if profiler._is_profiler_enabled else run(*arguments)
+
+        return observed
+
+    def _profiled_name(self, arguments: Sequence[Argument]) -> str:
+        """What the region computes, of which sizes, and for which lines of the model."""
+        name = name_of(program_of(self._text).fd.fusion, self._as_declared(arguments, self._views))
+        return f"{name}{place_of(self._text)}"
 
     def _always_checked(self, *arguments: Argument) -> Sequence[torch.Tensor]:
         return self._checked(arguments)[0]
@@ -123,16 +136,3 @@ class RegionCall:
         for k, (shape, strides) in views.items():
             found[k] = _view(cast(torch.Tensor, found[k]), shape, strides, 0)
         return found
-
-
-def _seen_by_profilers(run: Run) -> Run:
-    """``run`` as a range of its own while torch's profiler records."""
-    state: Any = profiler
-
-    def observed(*arguments: Argument) -> Sequence[torch.Tensor]:
-        if state._is_profiler_enabled:
-            with torch.autograd.profiler.record_function(_RANGE):
-                return run(*arguments)
-        return run(*arguments)
-
-    return observed

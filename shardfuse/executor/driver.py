@@ -64,6 +64,7 @@ class RepeatParts(NamedTuple):
     current_thread: Callable[[], object]
     is_of_autograd: Callable[[Any], bool]
     go_on: Callable[[Any, str], None]
+    profiler: object
 
 
 class Room(Protocol):

@@ -2,7 +2,7 @@
    which is Python, is called between.
 
    ``frontend/repeat.py`` has the same in Python, and what is rare goes there: a thread whose turn it is not yet, the
-   first run that other ranks are told of, and what the program raises.  A call waits in Python for each attribute that
+   first run that other ranks are told of, a run that a profiler records, and what the program raises.  A call waits in Python for each attribute that
    it reads, which takes it longer than a kernel of a few rows.
 
    The lock of a turn (turns.py) is not taken: whoever holds it may be anywhere, and is left alone; nobody comes to it
@@ -15,17 +15,17 @@
 /* ``RepeatParts`` of driver.py, in its order. */
 enum {
     CHECK, RUN, OTHERWISE, FAILED, CACHE, PROGRAMS, MADE, GROUP, HELD, NOTE, CALL, INPUTS, HAS_GRADIENTS, GIVES_LIST,
-    C10D, FORWARD_AD, IS_GRAD_ENABLED, SET_GRAD_ENABLED, CURRENT_THREAD, IS_OF_AUTOGRAD, GO_ON, PARTS
+    C10D, FORWARD_AD, IS_GRAD_ENABLED, SET_GRAD_ENABLED, CURRENT_THREAD, IS_OF_AUTOGRAD, GO_ON, PROFILER, PARTS
 };
 
-enum { NAMES = 16 };
+enum { NAMES = 17 };
 static struct {
     PyObject *programs, *last_made, *world, *default_pg, *level, *turn, *team, *told, *number, *is_new;
-    PyObject *lock, *locked, *refused, *inside, *owner, *depth;
+    PyObject *lock, *locked, *refused, *inside, *owner, *depth, *is_profiling;
 } named;
 static const char *const WORDS[NAMES] = {
     "programs", "last_made", "_world", "default_pg", "_current_level", "turn", "team", "told", "number", "is_new",
-    "_lock", "locked", "_refused", "_inside", "_owner", "_depth",
+    "_lock", "locked", "_refused", "_inside", "_owner", "_depth", "_is_profiler_enabled",
 };
 
 typedef struct {
@@ -233,6 +233,8 @@ static PyObject *call_repeat(PyObject *self, PyObject *const *given, size_t flag
         return PyErr_Format(PyExc_TypeError, "a repeated call takes its inputs, one list of them");
     int is = is_known(parts, given[0]);
     if (is <= 0) return is ? NULL : Py_NewRef(Py_None);
+    is = is_attribute(parts[PROFILER], named.is_profiling, Py_False);
+    if (is <= 0) return is ? NULL : PyObject_CallOneArg(parts[OTHERWISE], given[0]);
     PyObject *found = run_in_turn(parts, given[0]);
     if (!found || found == Py_None || parts[GIVES_LIST] != Py_True) return found;
     PyObject *list = PySequence_List(found);

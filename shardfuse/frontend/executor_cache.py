@@ -55,6 +55,7 @@ from .bound_call import BoundCall, Made, Sizes
 from .building import Kernels, builder_of, built, check_shares
 from .exchanges import agree_on_memory, plan_on, promises, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
+from .profiled import name_of, profiled, profiler
 from .promise_arguments import check_promises_kept
 from .script import definition_script
 from .tuned_plans import Chosen, warn_of_untuned
@@ -119,7 +120,9 @@ class FusionExecutorCache:
         given, arguments = arguments, self._received(arguments)
         outside = nullcontext() if arguments is given else outside_transforms()
         with self._lines_named, without_graph(self.fusion, arguments), outside, self.turn():
-            return list(self.program(arguments, sizes, device).run(*arguments))
+            run = self.program(arguments, sizes, device).run
+            run = profiled(run, partial(name_of, self.fusion)) if profiler._is_profiler_enabled else run
+            return list(run(*arguments))
 
     def ready(self, arguments: Sequence[Argument]) -> Made | None:
         """The program for these arguments, where it was bound before and they can be handed over as they are."""
@@ -138,7 +141,9 @@ class FusionExecutorCache:
     def run(self, made: Made, arguments: Sequence[Argument]) -> list[torch.Tensor | None]:
         """The local outputs of a program that is ``ready``."""
         with without_graph(self.fusion, arguments), self.turn():
-            return list(self.called(made).run(*arguments))
+            run = self.called(made).run
+            run = profiled(run, partial(name_of, self.fusion)) if profiler._is_profiler_enabled else run
+            return list(run(*arguments))
 
     def timeline(self, arguments: Sequence[Argument], sizes: Sizes | None = None) -> Timeline:
         """What ran when in a run on these arguments."""

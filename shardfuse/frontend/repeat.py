@@ -21,6 +21,7 @@ from ..executor.uncompiled import uncompiled
 from ..ir import TensorView
 from ..ir.caller_lines import lines_named
 from ..mesh.groups import world_key
+from .profiled import name_of, profiled, profiler
 from .repro import reproduced
 
 if TYPE_CHECKING:
@@ -46,20 +47,23 @@ class Repeated:
     is_complex: may one of them be?
     is_fresh: is each output contiguous, in a storage of its own?
     known: the same of inputs of which the caller knows, too, that the program takes them as they are.
+    name: what a profiler shows a run as, else what the fusion computes.
     """
 
     __slots__ = (
-        "_are_taken", "_call", "_driver", "_fd", "_fec", "_made", "_note", "_programs", "_run", "_turn", "_world",
-        "by_address", "is_fresh", "known",
+        "_are_taken", "_call", "_driver", "_fd", "_fec", "_made", "_note", "_profiled", "_programs", "_run", "_turn",
+        "_world", "by_address", "is_fresh", "known",
     )  # fmt: skip
 
     def __init__(
-        self, fd: Running, fec: FusionExecutorCache, made: Made, programs: object, inputs: Sequence[Argument]
+        self, fd: Running, fec: FusionExecutorCache, made: Made, programs: object, inputs: Sequence[Argument],
+        name: str = "",
     ) -> None:
         self._fd, self._fec, self._made, self._programs, self._world = fd, fec, made, programs, world_key()
         turn = fec.turn()
         self._turn = None if isinstance(turn, nullcontext) else turn  # which has an entry and an exit of Python's
         self._run, self._note, self._call = made.program.run, made.program.note, made.program.call
+        self._profiled = profiled(self._run, lambda arguments: name or name_of(fec.fusion, arguments))
         tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
         is_complex = any(t.is_complex() for t in tensors)
         self._are_taken = are_taken_as_they_are if is_complex else are_real_as_they_are
@@ -79,14 +83,15 @@ class Repeated:
                 return None
             if is_recording:
                 set_grad_enabled(False)
+            run = self._profiled if profiler._is_profiler_enabled else self._run
             if self._turn is None:
                 fec.last_made = self._made
-                return self._run(*inputs)  # pyright: ignore[reportReturnType] - None where a rank holds nothing of it
+                return run(*inputs)  # pyright: ignore[reportReturnType] - None where a rank holds nothing of it
             with self._turn:
                 fec.last_made = self._made
                 if self._note is not None:
                     self._note(self._call)
-                return self._run(*inputs)  # pyright: ignore[reportReturnType]
+                return run(*inputs)  # pyright: ignore[reportReturnType]
         except Exception:  # what goes wrong is named
             with lines_named(self._fd.fusion), reproduced(lambda: self._script(inputs)):
                 raise
@@ -126,6 +131,7 @@ class Repeated:
                 current_thread=threading.current_thread,
                 is_of_autograd=is_of_autograd,
                 go_on=go_on,
+                profiler=profiler,
             )
         )
 

@@ -129,17 +129,17 @@ class Running:
         self._dtensors.last_variant = None
         return outputs  # pyright: ignore[reportReturnType]
 
-    def repeat(self, inputs: Sequence[torch.Tensor]) -> Repeated | None:
+    def repeat(self, inputs: Sequence[torch.Tensor], name: str = "") -> Repeated | None:
         """What runs it on inputs like these, with which it has run, and gives ``None`` where they are not as it takes.
 
-        It is for callers that have compared shapes, strides, dtypes and devices.
+        It is for callers that have compared shapes, strides, dtypes and devices.  ``name``: as a profiler shows it.
         """
         fec = self._fec
         if fec is None:
             return None
         programs = fec.programs  # as they are before they are looked at: another thread may tune, and put others there
         made = fec.ready(inputs)
-        return None if made is None else Repeated(self, fec, made, programs, inputs)
+        return None if made is None else Repeated(self, fec, made, programs, inputs, name)
 
     def _execute(
         self,

@@ -74,6 +74,7 @@ class BoundOp:
     shaping: how what the fusions take is had of those, None for themselves.
     known: the program of the last call, by local tensors that are known again; one while no gradients are recorded, one
     while they are.  That of the last backward is found by the gradients and what was saved.
+    name: of the module, by which a profiler shows its runs.
     """
 
     __slots__ = ("_backward_known", "_is_strange", "_views", "known", "op", "runs", "shaping", "takes", "unsharded")
@@ -85,15 +86,18 @@ class BoundOp:
         tensors: Tensors,
         takes: Sequence[Take | None] = (),
         shaping: Shaping | None = None,
+        *,
+        name: str,
     ) -> None:
         is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
         self.op, self.takes, self.shaping = op, tuple(takes), shaping
         self._views = Views() if shaping is None else shaping.views(op.saved, len(op.gradients))
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
-        placed = zip(op.fusions, (op.arguments, op.gradients), strict=False)
+        names = f"shardfuse::{name}", f"shardfuse::{name} backward"
+        placed = zip(op.fusions, (op.arguments, op.gradients), names, strict=False)
         # what a caller's hooks give back for saved tensors may be anything
-        self.runs = tuple(FusionRun(fd, at, self.unsharded, is_known=fd is op.forward) for fd, at in placed)
+        self.runs = tuple(FusionRun(fd, at, self.unsharded, is_known=fd is op.forward, name=own) for fd, at, own in placed)
         self.forget()
 
     def forget(self) -> None:

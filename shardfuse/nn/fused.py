@@ -75,7 +75,7 @@ class FusedOp:
 
         ``unsharded``: the shape of the activations, where it is known; it says what uneven shards are parts of.
         """
-        return BoundOp(self, unsharded, tensors)(timer, tensors)
+        return BoundOp(self, unsharded, tensors, name=type(self).__name__)(timer, tensors)
 
 
 _MISSED: Any = object()
@@ -268,7 +268,7 @@ class FusedModule(Checks, PromisingModule):
         if any(is_traced(t) for t in local):
             return None
         taken = takes if any(take is not None for take in takes) else ()
-        return BoundOp(op, self.whole(entered, unsharded), local, taken, shaping)
+        return BoundOp(op, self.whole(entered, unsharded), local, taken, shaping, name=self.checked_name)
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process, or to other modules."""

@@ -10,6 +10,7 @@ import torch
 
 from ..executor.tensor_guard import Check, check_of
 from ..frontend import FusionDefinition
+from ..frontend.profiled import profiler
 from ..ir import TensorView
 from .placement import TensorPlacement
 from .tensor_kinds import plain_metadata_of
@@ -57,15 +58,16 @@ class FusionRun:
 
     The tensors live as ``placements`` say, those beyond them are contiguous.  ``unsharded``: the shape of the
     activations, where shards differ in size.  ``is_known``: this was found by the tensors' shapes, dtypes and devices.
+    ``name``: what a profiler shows it as.
     """
 
-    __slots__ = ("_fusion", "_is_known", "_leading", "_sizes", "_strided", "_tries", "again")
+    __slots__ = ("_fusion", "_is_known", "_leading", "_name", "_sizes", "_strided", "_tries", "again")
 
     def __init__(
         self, fusion: FusionDefinition, placements: Sequence[TensorPlacement], unsharded: Sequence[int] | None, *,
-        is_known: bool,
+        is_known: bool, name: str,
     ) -> None:  # fmt: skip
-        self._fusion, self._is_known = fusion, is_known
+        self._fusion, self._is_known, self._name = fusion, is_known, name
         self._sizes = None if unsharded is None else _sizes(fusion, unsharded)
         self._leading = [(n, (None,) * p.leading) for n, p in enumerate(placements) if p.leading]
         self._strided = {n: p for n, p in enumerate(placements) if p.strided}
@@ -126,6 +128,9 @@ class FusionRun:
         fusion, sizes, device = self._fusion, self._sizes, given[0].device.type
 
         def run(arguments: Tensors) -> Tensors:
+            if profiler._is_profiler_enabled:
+                with profiler.record_function(self._name):
+                    return fusion.execute(arguments, sizes=sizes)
             return fusion.execute(arguments, sizes=sizes)
 
         if torch.is_autocast_enabled(device):
@@ -136,7 +141,7 @@ class FusionRun:
 
     def _remember(self, layout: Layout, given: Tensors) -> None:
         """A program that was made for unsharded sizes is looked up each time."""
-        again = self._fusion.repeat(given) if self._sizes is None else None
+        again = self._fusion.repeat(given, self._name) if self._sizes is None else None
         if again is not None:
             if len(self.again) >= _LAYOUTS:
                 self.again.clear()

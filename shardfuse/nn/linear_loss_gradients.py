@@ -27,6 +27,8 @@ from .transforms import check_one_gradient
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
+_CALLED = "LinearCrossEntropyLoss"
+"""What the caller has called."""
 _HALVES = (torch.bfloat16, torch.float16)
 _torch: Any = torch
 
@@ -44,6 +46,10 @@ class LossAndGradient(CrossEntropyLoss):
         """logits: [rows, classes] (local), target: [rows] -> [rows] in float32 or float64, and as the logits."""
         loss, gradient = self.checked_results(logits, target, None)
         return loss[..., 0], gradient
+
+    @property
+    def checked_name(self) -> str:
+        return _CALLED
 
     @property
     def result_count(self) -> int:
@@ -218,4 +224,4 @@ def _scaling(given: torch.dtype, factor: torch.dtype, made: torch.dtype) -> Fusi
     with FusionDefinition() as fd:
         x, by = define(fd, None, WHOLE, (-1, -1), types[0]), define(fd, None, WHOLE, (1, 1), types[1])
         fd.add_output(fd.ops.cast(fd.ops.mul(fd.ops.cast(x, dtype=types[1]), by), dtype=types[2]))
-    return FusionRun(fd, (WHOLE, WHOLE), None, is_known=False)
+    return FusionRun(fd, (WHOLE, WHOLE), None, is_known=False, name=f"shardfuse::{_CALLED} backward")
