@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -22,6 +22,7 @@ from .layer_norm import LayerNorm
 from .lookalikes import maker_for
 from .norm import RMSNorm
 from .promising import check_model, promise
+from .sequential import Sequential, pairs_of
 from .softmax import LogSoftmax, Softmax
 
 log = logging.getLogger("shardfuse.nn.convert")
@@ -49,6 +50,18 @@ class Left:
     reason: str
 
 
+@dataclass(frozen=True)
+class Joined:
+    """A torch.nn.Sequential that computes some of its GroupNorms and the SiLUs behind them by one kernel each.
+
+    ``name``: where it is in the model.  ``norms``: the names of these norms in it.
+    """
+
+    name: str
+    module: Module
+    norms: tuple[str, ...]
+
+
 @dataclass
 class Conversion:
     """What ``convert`` changed, and what it left.  ``model``: the model, or what took its place."""
@@ -56,9 +69,14 @@ class Conversion:
     model: Module
     replaced: tuple[Replacement, ...]
     left: tuple[Left, ...]
+    joined: tuple[Joined, ...] = ()
 
     def undo(self) -> Module:
         """Put the modules back that were replaced; parameters and buffers are those that the replacements have now."""
+        for whole in self.joined:
+            if type(whole.module) is Sequential:  # else torch has made a class of that, which does the same without it
+                cast(Any, whole.module).__class__ = torch.nn.Sequential
+        self.joined = ()
         for done in reversed(self.replaced):
             _hand_tensors(done.replacement, done.original)
             done.original.train(done.replacement.training)
@@ -71,6 +89,7 @@ class Conversion:
 
     def __str__(self) -> str:
         lines = [f"{r.name or '(model)'}: {_kind(r.original)} -> {_kind(r.replacement)}" for r in self.replaced]
+        lines += [f"{j.name or '(model)'}: {_joined_text(j.norms)}" for j in self.joined]
         return "\n".join([*lines, *(f"{k.name or '(model)'}: {_kind(k.module)} left, {k.reason}" for k in self.left)])
 
 
@@ -83,6 +102,8 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     ``down_proj`` and ``act_fn`` or ``activation_fn``.  A class that is not torch's is tried on random numbers first, in
     training and in evaluation, and replaced where its results, their dtypes and its gradients are those of the
     replacement.  A module that holds more than its kind does, or has hooks, is left.
+    A GroupNorm and a SiLU behind it in a torch.nn.Sequential become one kernel: the Sequential stays the object that it
+    is, and its class is one of shardfuse's, which calls both at once.
     Parameters and buffers are the same objects as before, under the same names: optimisers and checkpoints see no
     difference.  Other attributes are copied.  Each replacement and each module that was left is logged (logger
     "shardfuse.nn.convert"), and stands in the result, whose ``undo()`` puts everything back.
@@ -112,8 +133,40 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
             promise(done.replacement, invariant=invariant)
         if done.name:
             _put(model, done.name, done.replacement)
+    joined = _join(everything, left)
     whole = known[id(model)]
-    return Conversion(whole if isinstance(whole, Module) else model, tuple(replaced), tuple(left))
+    return Conversion(whole if isinstance(whole, Module) else model, tuple(replaced), tuple(left), joined)
+
+
+def _join(everything: Sequence[tuple[str, Module]], left: list[Left]) -> tuple[Joined, ...]:
+    """Have each torch.nn.Sequential in which SiLU is behind a GroupNorm of shardfuse's call both at once."""
+    joined: list[Joined] = []
+    for name, module in everything:
+        if not isinstance(module, torch.nn.Sequential) or isinstance(module, Sequential):
+            continue
+        names = list(module._modules)  # pyright: ignore[reportPrivateUsage] - with those that are there twice
+        norms = tuple(names[k] for k in pairs_of(list(module)))
+        if not norms:
+            continue
+        reason = _not_joined(module)
+        if reason is None:
+            module.__class__ = Sequential
+            joined.append(Joined(name, module, norms))
+            log.info("%s: %s", name or "(model)", _joined_text(norms))
+        else:
+            left.append(Left(name, module, reason))
+            log.info("%s: %s left, %s", name or "(model)", _kind(module), reason)
+    return tuple(joined)
+
+
+def _joined_text(norms: Sequence[str]) -> str:
+    return f"GroupNorm and SiLU in one kernel, at {', '.join(norms)}"
+
+
+def _not_joined(module: Module) -> str | None:
+    if "forward" in vars(module):
+        return "its forward has been replaced in this one instance"
+    return None if type(module) is torch.nn.Sequential else "a class of its own: GroupNorm and SiLU stay two kernels"
 
 
 def _kind(module: Module) -> str:

@@ -42,6 +42,7 @@ class GroupNorm(ChannelNorm):
     family = "group_norm"
     num_groups: Setting[int] = Setting()
     activation: Setting[Literal["silu"] | None] = Setting()
+    _with_silu: GroupNorm | None = None
 
     def __init__(
         self,
@@ -74,6 +75,21 @@ class GroupNorm(ChannelNorm):
         self.activation, self._input = activation, placement
         self.make_affine(num_channels, affine, bias, device, dtype)
         self.describe()
+
+    def describe(self) -> None:
+        self.__dict__["_with_silu"] = None
+        super().describe()
+
+    def with_silu(self) -> GroupNorm:
+        """The same norm with ``activation="silu"``, which has the parameters of this one and is no child of it."""
+        made = self._with_silu
+        if made is None:
+            with torch.no_grad():
+                made = self.made_again({**self.settings(), "activation": "silu"})
+            made.timer, made.promises = self.timer, self.promises
+            made.__dict__.update(_parameters=self._parameters, made_at=self.made_at)
+            self.__dict__["_with_silu"] = made
+        return made
 
     def settings(self) -> dict[str, object]:
         sizes = {"num_groups": self.num_groups, "num_channels": self.num_channels, "eps": self.eps}
