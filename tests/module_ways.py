@@ -160,7 +160,7 @@ _OPAQUE = "yes, as one op of the graph each way"
 TABLE: dict[str, tuple[str, str]] = {
     "torch.compile, fullgraph": (_DECOMPOSED, _OPAQUE),
     "torch.compile, dynamic batch": ("yes, one compile for all sizes", "yes, one compile for all sizes of even shards"),
-    "autocast": ("yes; it changes nothing inside", "yes; it changes nothing inside"),
+    "autocast": ("yes; it changes nothing inside but the type of matrix products", "yes; it changes nothing inside"),
     "checkpoint, reentrant": ("yes", "yes"),
     "checkpoint, not reentrant": ("yes", "yes"),
     "meta device, to_empty, reset_parameters": ("yes", "yes"),

@@ -20,6 +20,7 @@ from torch_gradients import with_gradients
 
 from shardfuse import nn
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU
+from shardfuse.nn.fused import FusedModule
 
 SHAPE = (4, 3, 32)
 TARGET = torch.tensor([[0, 5, -100], [31, 7, 2], [1, 1, 30], [-100, 9, 3]])
@@ -28,7 +29,11 @@ EXAMPLES = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Case:
-    """A module, torch's function of (arguments..., parameters...), and how many tensors it is of."""
+    """A module, torch's function of (arguments..., parameters...), and how many tensors it is of.
+
+    further: shapes of arguments behind those of ``shape``.  dtype: of the arguments.  has_products: does autocast take
+    matrix products in it?
+    """
 
     make: Callable[[], torch.nn.Module]
     function: Callable[..., tuple[Tensor, ...]]
@@ -37,6 +42,9 @@ class Case:
     order: tuple[int, ...] | None = None
     shape: tuple[int, ...] = SHAPE
     has_target: bool = False
+    further: tuple[tuple[int, ...], ...] = ()
+    dtype: torch.dtype = torch.float32
+    has_products: bool = False
 
 
 def cross_entropy(logits: Tensor) -> tuple[Tensor, ...]:
@@ -74,6 +82,22 @@ def log_prob(logits: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.where(counted, t, 0.0) for t in (chosen, -(logs.exp() * logs).sum(-1)))
 
 
+def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, ...]:
+    return (functional.linear(functional.silu(functional.linear(x, gate)) * functional.linear(x, up), down),)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return (functional.linear(x, weight.to(x.dtype), bias.to(x.dtype)),)
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return cross_entropy(functional.linear(x, weight))
+
+
+def layer(inputs: int, outputs: int) -> torch.nn.Linear:
+    return torch.nn.Linear(inputs, outputs, bias=False)
+
+
 CASES = {
     "RMSNorm": Case(lambda: RMSNorm(32), rms_norm, 1),
     "AddRMSNorm": Case(lambda: AddRMSNorm(32, bias=True), add_rms_norm, 2, 2, (0, 2, 3, 1)),
@@ -83,13 +107,27 @@ CASES = {
     "AddLayerNorm": Case(lambda: nn.AddLayerNorm(32, input_bias=True), added, 2, 2),
     "DropoutAddNorm": Case(lambda: nn.DropoutAddNorm(32, input_bias=True).eval(), added, 2, 2),
     "GroupNorm": Case(lambda: nn.GroupNorm(4, 8, activation="silu"), group_norm, 1, shape=(3, 8, 2, 5)),
+    "BatchNorm1d": Case(lambda: nn.BatchNorm1d(4), batch_norm, 1, shape=(3, 4, 5)),
     "BatchNorm2d": Case(lambda: nn.BatchNorm2d(4), batch_norm, 1, shape=(3, 4, 2, 5)),
+    "BatchNorm3d": Case(lambda: nn.BatchNorm3d(4), batch_norm, 1, shape=(3, 4, 2, 2, 3)),
+    "SyncBatchNorm": Case(lambda: nn.SyncBatchNorm(4), batch_norm, 1, shape=(3, 4, 2, 5)),
     "Softmax": Case(lambda: nn.Softmax(scale=0.5), lambda x: ((0.5 * x).softmax(-1),), 1),
     "LogSoftmax": Case(lambda: nn.LogSoftmax(1), lambda x: (x.log_softmax(1),), 1),
     "GELU": Case(nn.GELU, lambda x: (functional.gelu(x),), 1),
     "GeGLU": Case(nn.GeGLU, lambda x: (functional.gelu(x[..., :16]) * x[..., 16:],), 1),
     "RotaryEmbedding": Case(lambda: nn.RotaryEmbedding(8), rotary, 2, 2, shape=(3, 2, 5, 8)),
     "LogProb": Case(lambda: nn.LogProb(entropy=True, temperature=0.7), log_prob, 1, 2, has_target=True),
+    "Linear": Case(lambda: nn.Linear(32, 8), linear, 1, dtype=torch.bfloat16, has_products=True),
+    "GatedMLP": Case(lambda: nn.GatedMLP(layer(32, 16), layer(32, 16), layer(16, 32)), gated_mlp, 1, has_products=True),
+    "LinearCrossEntropyLoss": Case(
+        lambda: nn.LinearCrossEntropyLoss(chunk_rows=5),
+        linear_cross_entropy,
+        1,
+        shape=(4, 3, 16),
+        further=((32, 16),),
+        has_target=True,
+        has_products=True,
+    ),
 }
 
 
@@ -102,7 +140,8 @@ def trial_of(name: str) -> Trial:
     with torch.no_grad():
         for k, p in enumerate(module.parameters()):
             p.copy_(normal(*p.shape, seed=10 + k))
-    arguments = [normal(*case.shape, seed=k) for k in range(case.arguments)]
+    shapes = [*[case.shape] * case.arguments, *case.further]
+    arguments = [normal(*shape, seed=k).to(case.dtype) for k, shape in enumerate(shapes)]
     given = [*arguments, TARGET] if case.has_target else arguments
     with torch.no_grad():
         results = module(*given)
@@ -110,13 +149,24 @@ def trial_of(name: str) -> Trial:
     return Trial(module, given, [normal(*shape, seed=20 + k) for k, shape in enumerate(shapes)])
 
 
+def autocast_to_half(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """As ``WAYS`` has it; float64 stays as it is."""
+
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return function(*tensors)
+
+    return call
+
+
 @cache
-def expected(name: str) -> list[Expected]:
+def expected(name: str, *, is_autocast: bool = False) -> list[Expected]:
     """In the order in which a trial gives them."""
     case, trial = CASES[name], trial_of(name)
+    function = autocast_to_half(case.function) if is_autocast and case.has_products else case.function
     tensors = [*(t for t in trial.arguments if t.is_floating_point()), *(p.detach() for p in trial.module.parameters())]
     order = case.order or tuple(range(len(tensors)))
-    found = with_gradients(case.function, [tensors[k] for k in order], trial.gradients)
+    found = with_gradients(function, [tensors[k] for k in order], trial.gradients)
     results, gradients = found[: case.results], found[case.results :]
     return [*results, *(gradients[order.index(k)] for k in range(len(tensors)))]
 
@@ -126,7 +176,8 @@ def expected(name: str) -> list[Expected]:
 def test_ways(way: str, name: str) -> None:
     trial = trial_of(name)
     found = WAYS[way](trial)
-    for k, (got, want) in enumerate(zip(found, expected(name), strict=True)):
+    wanted = expected(name, is_autocast=way == "autocast")
+    for k, (got, want) in enumerate(zip(found, wanted, strict=True)):
         check_near(f"result or gradient {k}", got, want)
 
 
@@ -192,7 +243,9 @@ def test_a_second_call_checks_and_binds_nothing(name: str, monkeypatch: pytest.M
     def refuse(*_: object) -> None:
         raise AssertionError("it was bound before")
 
-    monkeypatch.setattr(type(trial.module), "bind", refuse)
+    for part in trial.module.modules():
+        if isinstance(part, FusedModule):
+            monkeypatch.setattr(type(part), "bind", refuse)
     for a, b in zip(first, run(trial), strict=True):
         assert torch.equal(a, b)
     with torch.no_grad():

@@ -9,6 +9,7 @@ import torch
 from quantized_check import check, step
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.roundings import assert_near
 from shardfuse.errors import ModuleArgumentError, ModuleInputError
@@ -84,6 +85,51 @@ def test_compiled_by_torch_s_own_ops(scales: str) -> None:
         found = torch.compile(run, fullgraph=True, backend="aot_eager")(*tensors)
         check(found, other(*[t.double() for t in tensors]), torch.float8_e4m3fn, scales)
         assert found.scales.stride() == run(*tensors).scales.stride()
+
+
+class Quantizing(torch.nn.Module):
+    """One of the functions, as a module that torch exports."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, *tensors: Tensor) -> Quantized:
+        made = FUNCTIONS[self.name][0](*tensors, scales="row")
+        return made if isinstance(made, Quantized) else made[0]
+
+
+def dynamic(module: torch.nn.Module, tensors: list[Tensor], rows: int) -> Quantized:
+    """With more rows first, for which the graph is compiled."""
+    torch._dynamo.reset()
+    call = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    call(*[torch.cat([t, t, t]) if k < rows else t for k, t in enumerate(tensors)])
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        return call(*tensors)
+
+
+def autocast(module: torch.nn.Module, tensors: list[Tensor], rows: int) -> Quantized:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return module(*tensors)
+
+
+def exported(module: torch.nn.Module, tensors: list[Tensor], rows: int) -> Quantized:
+    program = torch.export.export(module, tuple(tensors))
+    assert not [n for n in program.graph.nodes if "shardfuse" in str(n.target)], "torch's own ops"
+    return program.module()(*tensors)
+
+
+def checkpointed(module: torch.nn.Module, tensors: list[Tensor], rows: int) -> Quantized:
+    return checkpoint(module, *tensors, use_reentrant=False)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_layer_norm", "geglu"])
+@pytest.mark.parametrize("way", [dynamic, autocast, exported, checkpointed])
+def test_under_what_torch_offers(way: Callable[..., Quantized], name: str) -> None:
+    """Of what needs no gradient; float32 inputs stay float32 under autocast."""
+    _, other, rows, _ = FUNCTIONS[name]
+    tensors = drawn(name, torch.float32)
+    check(way(Quantizing(name), tensors, rows), other(*[t.double() for t in tensors]), torch.float8_e4m3fn, "row")
 
 
 def test_scales_of_blocks_lie_as_matmuls_read_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
+from math import prod
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 from weakref import WeakValueDictionary
@@ -192,7 +193,7 @@ class BatchNorm(ChannelNorm):
 
     def _check_count(self, sizes: Sequence[int]) -> None:
         """torch refuses a channel of one element, whose variance says nothing."""
-        if torch.Size(sizes).numel() == self.num_features:
+        if prod(sizes) == self.num_features:  # a torch.Size would make numbers of a graph's symbols
             found = f"shape {tuple(sizes)}, one value per channel"
             raise ModuleInputError(type(self).__name__, "x", found, "more in training", "pass more, or call eval()")
 

@@ -39,7 +39,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
 
 pytestmark = [pytest.mark.mpi]
-HIDDEN, ROWS, BATCH = 16, 8, 2
+HIDDEN, ROWS, BATCH, CHANNELS = 16, 8, 2, 4
+PLAIN = ("loss", "redistribute", "softmax", "gelu", "GELU gate", "rotary", "log-probability")
+"""Those without parameters."""
 
 
 class Move(torch.nn.Module):
@@ -64,6 +66,7 @@ def trial_of(name: str, pg, parameters: str) -> Trial:
     where = {"mesh": mesh, "parameters": parameters, "device": pg.device}
     halves = (BATCH, ROWS // n, HIDDEN // 2)
     whole, rows, columns = (BATCH, ROWS, HIDDEN), (BATCH, ROWS // n, HIDDEN), (BATCH, ROWS, HIDDEN // n)
+    image, heads = (BATCH, CHANNELS, ROWS // n, 3), (BATCH, 2, ROWS // n, HIDDEN)
     made: dict[str, tuple[Callable[[], torch.nn.Module], list[tuple[int, ...]], list[tuple[int, ...]]]] = {
         "norm of rows": (lambda: RMSNorm(HIDDEN, input=Shard(1), **where), [rows], [rows]),
         "norm of a hidden axis": (lambda: RMSNorm(HIDDEN, input=Shard(-1), **where), [columns], [columns]),
@@ -91,11 +94,30 @@ def trial_of(name: str, pg, parameters: str) -> Trial:
             [whole, rows],
         ),
         "packed gate": (lambda: SwiGLU(HIDDEN // 2, bias=True, input=Shard(1), **where), [rows], [halves]),
-    }
+        "dropout and norm": (
+            lambda: DropoutAddNorm(
+                HIDDEN, input_bias=True, input=Partial(), residual=Shard(1), output=Replicate(), **where
+            ).eval(),
+            [whole, rows],
+            [whole, rows],
+        ),
+        "group norm": (
+            lambda: nn.GroupNorm(2, CHANNELS, activation="silu", input=Shard(2), **where), [image], [image]
+        ),
+        "batch norm": (lambda: nn.BatchNorm2d(CHANNELS, input=Shard(2), **where), [image], [image]),
+        "softmax": (lambda: nn.Softmax(mesh=mesh, input=Shard(-1)), [columns], [columns]),
+        "gelu": (lambda: nn.GELU("tanh", mesh=mesh, input=Shard(1)), [rows], [rows]),
+        "GELU gate": (lambda: nn.GeGLU(mesh=mesh, input=Shard(-1)), [columns, columns], [columns]),
+        "rotary": (lambda: nn.RotaryEmbedding(HIDDEN, mesh=mesh, input=Shard(2)), [heads, heads], [heads, heads]),
+        "log-probability": (
+            lambda: nn.LogProb(mesh=mesh, logits=Shard(-1), entropy=True), [columns], [(BATCH, ROWS)] * 2
+        ),
+    }  # fmt: skip
     make, shapes, results = made[name]
     arguments = [normal(pg, *shape, seed=2 * k) for k, shape in enumerate(shapes)]
-    gradients = [normal(pg, *shape, seed=2 * k + (21 if shape == () else 20)) for k, shape in enumerate(results)]
-    if name == "loss":
+    is_replicated = name in ("loss", "log-probability")
+    gradients = [normal(pg, *shape, seed=2 * k + (21 if is_replicated else 20)) for k, shape in enumerate(results)]
+    if is_replicated:
         target = torch.randint(HIDDEN, (BATCH, ROWS), generator=torch.Generator().manual_seed(3))
         arguments.append(target.to(pg.device))
     return Trial(make(), arguments, gradients)
@@ -113,18 +135,21 @@ COMPILED = {
     "torch.export": {"norm between parallel layers": "local", "loss": "local"},
 }
 """Compiling takes seconds: a case or two for each way; the language model below has the other modules."""
-NAMES = ["norm of rows", "norm of a hidden axis", "norm between parallel layers", "gate", "loss", "redistribute"]
-NAMES += ["layer norm", "packed gate"]
+COMPILED_ON_TWO = ("dropout and norm", "group norm", "batch norm", *PLAIN[2:])
+"""In all ways, with local parameters: graphs of more ranks are alike."""
+NAMES = ["norm of rows", "norm of a hidden axis", "norm between parallel layers", "gate", "layer norm", "packed gate"]
+NAMES += ["dropout and norm", "group norm", "batch norm", *PLAIN]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ways(way: str, pg) -> None:
     for name in NAMES:
         for parameters in ("local", "dtensor"):
-            has_parameters = name not in ("loss", "redistribute")
+            has_parameters = name not in PLAIN
             if parameters == "dtensor" and not has_parameters:
                 continue
-            if way in COMPILED and COMPILED[way].get(name) != parameters:
+            is_on_two = pg.size == 2 and name in COMPILED_ON_TWO and parameters == "local"
+            if way in COMPILED and COMPILED[way].get(name) != parameters and not is_on_two:
                 continue
             trial = trial_of(name, pg, parameters)
             if way == "meta device, to_empty, reset_parameters" and not has_parameters:
