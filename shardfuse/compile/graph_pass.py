@@ -31,7 +31,7 @@ from .kept_regions import sources_hash
 from .ledger import RegionReport, note
 from .padded import share_pads
 from .pool_op import take_pools
-from .published import publish
+from .published import log, publish
 from .rank_region_op import rank_program_of
 from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
 from .region_lowering import register
@@ -63,9 +63,14 @@ class PostGradPass(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         for other in self.before:
             other(graph)
-        # what Inductor writes in C++ (cpp_wrapper, ahead-of-time packages) cannot hand an op a list of tensors
-        if self.take != "none" and not inductor_config.cpp_wrapper:
-            hand_over(graph, self.take)
+        if self.take == "none":
+            return
+        # That C++ cannot hold a text of several lines, as a region's program is.  An ahead-of-time package can, but it
+        # would need Python and shardfuse wherever it runs.
+        if inductor_config.cpp_wrapper:
+            log.info("no region is handed over: Inductor writes C++ here, which does not call them")
+            return
+        hand_over(graph, self.take)
 
     def uuid(self) -> object:
         """Tells compiled graphs apart in torch's caches; None, for no caching, where a pass before it has no uuid.

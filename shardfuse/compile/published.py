@@ -10,7 +10,7 @@ from torch._logging import trace_structured
 
 from .ledger import RegionReport, Report
 
-_log = logging.getLogger("shardfuse.compile")
+log = logging.getLogger("shardfuse.compile")
 
 
 def publish(found: Sequence[RegionReport]) -> None:
@@ -18,7 +18,7 @@ def publish(found: Sequence[RegionReport]) -> None:
     if not found:
         return
     text = str(Report(tuple(found)))
-    _log.info("%s", text)
+    log.info("%s", text)
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "shardfuse_regions", "encoding": "string"},
