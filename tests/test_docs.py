@@ -1,7 +1,6 @@
 """The pages of docs/: every Python block runs, every page is in the site, and what scripts write is up to date.
 
-A page's blocks share one namespace and run in order.  Two comments, each right before a block, are for this test alone:
-``<!-- before: CODE -->`` is run first, and ``<!-- on N ranks -->`` has the block run as each of N simulated ranks.
+A page's blocks share one namespace and run in order.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from page_blocks import blocks_of
 
 import shardfuse
 from shardfuse.tools.doctor.variables import AROUND, READERS
@@ -19,10 +19,6 @@ from shardfuse.tools.doctor.variables import AROUND, READERS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / folder / "README.md" for folder in ("", "examples", "benchmarks"))])
-BLOCK = re.compile(
-    r"(?:<!-- before:\n(?P<before>.*?)\n-->\n+)?(?:<!-- on (?P<ranks>\d+) ranks -->\n+)?```python\n(?P<code>.*?)```",
-    re.DOTALL,
-)
 FOLDERS = (ROOT, ROOT / "shardfuse", ROOT / "shardfuse/executor", ROOT / "shardfuse/compile", ROOT / "tests")
 """Where a file may be that a page names."""
 RUN_ELSEWHERE = (ROOT / "examples/sharded_norm.py").read_text().split('"""\n\n', 1)[1].strip()
@@ -43,23 +39,20 @@ def test_the_blocks_of_a_page_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
-    blocks = list(BLOCK.finditer(text))
-    assert len(blocks) == text.count("```python"), "a block of this page is not recognised"
     names: dict[str, object] = {"__name__": "docs"}
-    for block in blocks:
-        if block["code"].strip() == RUN_ELSEWHERE:
+    for block in blocks_of(text):
+        if block.code.strip() == RUN_ELSEWHERE:
             continue
         # Blocks stand in the traceback under their own lines.
-        line = text.count("\n", 0, block.start("code"))
-        code = compile("\n" * line + block["code"], str(page), "exec")
-        before = compile(block["before"] or "", f"{page}, before line {line}", "exec")
+        code = compile("\n" * block.line + block.code, str(page), "exec")
+        before = compile(block.before, f"{page}, before line {block.line}", "exec")
 
         def run(space: dict[str, object], before: object = before, code: object = code) -> None:
             exec(before, space)
             exec(code, space)
 
-        if block["ranks"]:
-            shardfuse.simulate(lambda run=run: run(dict(names)), int(block["ranks"]), timeout=120)
+        if block.ranks:
+            shardfuse.simulate(lambda run=run: run(dict(names)), block.ranks, timeout=120)
         else:
             run(names)
     if "\nIt prints" in text and page != ROOT / "README.md":

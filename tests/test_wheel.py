@@ -14,40 +14,50 @@ from pathlib import Path
 
 import pytest
 import torch
+from page_blocks import blocks_of
 
 import shardfuse
 
 ROOT = Path(__file__).parents[1]
 BUILT_WITH = 77  # the least setuptools that pyproject.toml's build-system asks for
 
-README_LINES = """
+README = (ROOT / "README.md").read_text()
+
+RUNNER = """
 import sys
 from importlib.metadata import entry_points
 
-import torch
 import shardfuse
-from shardfuse import DataType, FusionDefinition
 
-assert shardfuse.__version__ == "{version}"
+assert shardfuse.__version__ == {version!r}
 assert shardfuse.__file__.startswith(sys.prefix), shardfuse.__file__
-with FusionDefinition() as fd:
-    x = fd.define_tensor([-1, 1024], contiguity=True, dtype=DataType.Float)
-    weight = fd.define_tensor([1024], contiguity=True, dtype=DataType.Float)
-    mean_square = fd.ops.mean(fd.ops.mul(x, x), [-1], keepdim=True)
-    rstd = fd.ops.rsqrt(fd.ops.add(mean_square, 1e-6))
-    fd.add_output(fd.ops.mul(fd.ops.mul(x, rstd), weight))
-torch.manual_seed(0)
-full, w = torch.randn(8, 1024), torch.randn(1024)
-(y,) = fd.execute([full, w])
-torch.testing.assert_close(y, torch.nn.functional.rms_norm(full, (1024,), w, 1e-6))
-print(fd.explain().kernels)
+for before, code, ranks in {blocks!r}:
+
+    def run(before=before, code=code):
+        names = dict(__name__="readme")
+        exec(before, names)
+        exec(code, names)
+
+    if ranks:
+        shardfuse.simulate(run, ranks, timeout=120)
+    else:
+        run()
+        shardfuse.finalize()
 (command,) = entry_points(group="console_scripts", name="shardfuse")
 command.load()(["--version"])
 """
+"""Runs README.md's Python blocks, each in a namespace of its own, and then the command."""
+
+
+def readme_commands() -> list[list[str]]:
+    """The calls of ``python -m shardfuse`` in README.md's shell blocks, without the interpreter."""
+    lines = [line for block in README.split("```sh\n")[1:] for line in block.split("```")[0].splitlines()]
+    return [line.split("#")[0].split()[1:] for line in lines if line.startswith("python -m shardfuse")]
 
 
 def run(*command: str, cwd: Path) -> str:
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+    environment["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are other tests'
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -97,7 +107,10 @@ def test_what_the_wheel_holds(wheel: Path) -> None:
 
 
 def test_it_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    """torch and the like come from this environment; shardfuse, and what it is called by, from the wheel."""
+    """torch and the like come from this environment; shardfuse, and what it is called by, from the wheel.
+
+    What is run there is what README.md shows.
+    """
     home = tmp_path / "environment"
     venv.create(home, symlinks=True)
     (site,) = home.glob("lib/python*/site-packages")
@@ -106,10 +119,16 @@ def test_it_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> No
     run(*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel), cwd=tmp_path)
     (site / "others.pth").write_text("".join(f"{path}\n" for path in sorted(others)))
     python = str(home / "bin/python")
-    assert (
-        run(python, "-c", README_LINES.format(version=shardfuse.__version__), cwd=tmp_path)
-        == f"1\n{shardfuse.__version__}\n"
-    )
+    blocks = [(b.before, b.code, b.ranks) for b in blocks_of(README)]
+    assert len(blocks) >= 3
+    (tmp_path / "blocks.py").write_text(RUNNER.format(version=shardfuse.__version__, blocks=blocks))
+    printed = run(python, "blocks.py", cwd=tmp_path).splitlines()
+    assert printed[0].startswith("local [8, 1024] of [8, 1024], largest difference from unsharded torch")
+    assert printed[-1] == shardfuse.__version__
+    commands = readme_commands()
+    assert commands == [["-m", "shardfuse", "doctor"]]
+    for command in commands:
+        assert " 0 faults" in run(python, *command, cwd=tmp_path)
     assert (home / "bin/shardfuse").stat().st_mode & 0o100
     checked = subprocess.run([*pip, "check"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert [line for line in checked.stdout.splitlines() if line.startswith("shardfuse ")] == []
