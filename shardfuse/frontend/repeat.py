@@ -56,7 +56,12 @@ class Repeated:
     )  # fmt: skip
 
     def __init__(
-        self, fd: Running, fec: FusionExecutorCache, made: Made, programs: object, inputs: Sequence[Argument],
+        self,
+        fd: Running,
+        fec: FusionExecutorCache,
+        made: Made,
+        programs: object,
+        inputs: Sequence[Argument],
         name: str = "",
     ) -> None:
         self._fd, self._fec, self._made, self._programs, self._world = fd, fec, made, programs, world_key()

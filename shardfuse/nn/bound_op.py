@@ -97,7 +97,9 @@ class BoundOp:
         names = f"shardfuse::{name}", f"shardfuse::{name} backward"
         placed = zip(op.fusions, (op.arguments, op.gradients), names, strict=False)
         # what a caller's hooks give back for saved tensors may be anything
-        self.runs = tuple(FusionRun(fd, at, self.unsharded, is_known=fd is op.forward, name=own) for fd, at, own in placed)
+        self.runs = tuple(
+            FusionRun(fd, at, self.unsharded, is_known=fd is op.forward, name=own) for fd, at, own in placed
+        )
         self.forget()
 
     def forget(self) -> None:
