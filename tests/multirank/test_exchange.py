@@ -167,8 +167,11 @@ def test_a_module_of_partial_sums(arena: symmetric.Arena, pg: ProcessGroup) -> N
 
 
 @pytest.mark.parametrize("scales", ["row", "block", "given"])
-def test_a_module_of_partial_sums_that_quantises(scales: ScaleKind, arena: symmetric.Arena, pg: ProcessGroup) -> None:
-    """Its program is one kernel too, with the scales and the cast."""
+def test_a_module_of_partial_sums_that_quantises(
+    scales: ScaleKind, arena: symmetric.Arena, pg: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program is one kernel too, with the scales and the cast; of blocks where it is asked for."""
+    monkeypatch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
     mesh = DeviceMesh(range(pg.size))
     module = quantized.AddRMSNorm(
         4096, 1e-5, scales=scales, mesh=mesh, input=Partial(), parameters="local", dtype=torch.bfloat16
