@@ -21,7 +21,7 @@ from .mesh import DeviceMesh, ParallelType
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.choice import choose_scheduler
 from .schedulers.exchange_forms import why_not_by_default
-from .schedulers.features import features
+from .schedulers.features import features_or_refusal
 from .schedulers.plan import KernelPlan, RankExchange
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
@@ -285,8 +285,9 @@ def _made_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
     if len(makers) != 1 or not makes_kernels(makers[0].scheduler):
         return None
     (own,) = makers
-    if features(own.segment, plan.device).phases < 2:
-        return "it reduces no rows"  # as a norm does, whose rows are held anyway
+    space = features_or_refusal(own.segment, plan.device)
+    if isinstance(space, str) or space.phases < 2:  # a norm does, whose rows are held anyway
+        return space if isinstance(space, str) else "it reduces no rows"
     found = made_and_gathered(own.segment, call.segment, _needed(plan, segments, (own, call)))
     return _with_gather(plan, segments, (own, call), found)
 

@@ -106,8 +106,43 @@ def run_scattered(context: ProcessContext) -> None:
     for k, (sequence, batch) in enumerate(((1, 1), (2, 2), (1, 1))):  # turns go on from call to call, of whatever size
         norm.check(sequence, batch, seed=10 + k)
     strided(norm)
+    check_gradients(norm, 2, 2)
     check_one_kernel(Norm(context, torch.bfloat16, 96, is_of_sums=True, along=1), 2, 2)
     check_one_kernel(Norm(context, torch.bfloat16, 40, is_of_sums=False, along=1), 3, 1)
+
+
+def check_gradients(norm: Norm, sequence: int, batch: int) -> None:
+    """Of all that is given, and of weight and bias; they are of the rounded sum, which is what the forward keeps."""
+    given = norm.given(sequence, batch, seed=3)
+    leaves = [t.requires_grad_() for t in norm.here(given)]
+    results = norm.module(*leaves)
+    shapes = [t.shape for t in results]
+    upstream = [drawn(norm.ranks, *shape, seed=40 + k, dtype=norm.dtype) for k, shape in enumerate(shapes)]
+    # the gradient of what all ranks have is a partial sum, that of the rest is of this rank's rows
+    found = torch.autograd.grad(results, [*leaves, *norm.module.parameters()], [u[norm.rank] for u in upstream])
+    wide, eager = (gradients(norm, given, upstream, dtype) for dtype in (torch.float64, torch.float32))
+    for k, (x, (y, terms), (z, _)) in enumerate(zip(found, wide, eager, strict=True)):
+        assert_near(x.cpu(), y, z.to(x.dtype), n=4, terms=terms, what=f"gradient {k}")
+
+
+def gradients(
+    norm: Norm, given: list[torch.Tensor], upstream: list[torch.Tensor], dtype: torch.dtype
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of x, the residual, weight and bias in another type, each with the sizes of the terms of its sums."""
+    weight, bias = (p.detach().cpu().to(dtype) for p in norm.module.parameters())
+    parts, residual = (t.to(dtype) for t in given)
+    total = parts.sum(0).to(norm.dtype).to(dtype) + bias + residual
+    rstd = torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5)
+    normed = total.to(norm.dtype).to(dtype) * rstd
+    of_normed = upstream[0].to(dtype).sum(0).to(norm.dtype).to(dtype)
+    of_total = torch.cat([*upstream[1].to(dtype)], norm.along)
+    weighted = of_normed * weight
+    of_sum = rstd * (weighted - normed * (weighted * normed).mean(-1, keepdim=True)) + of_total
+    sizes = rstd * (weighted.abs() + normed.abs() * (weighted * normed).abs().mean(-1, keepdim=True)) + of_total.abs()
+    own, own_sizes = (t.chunk(norm.ranks, norm.along)[norm.rank] for t in (of_sum, sizes))
+    rows = (0, 1)
+    of_weight = (of_normed * normed).sum(rows), (of_normed * normed).abs().sum(rows)
+    return [(of_sum, sizes), (own, own_sizes), of_weight, (of_sum.sum(rows), sizes.sum(rows))]
 
 
 def check_one_kernel(norm: Norm, sequence: int, batch: int) -> None:

@@ -6,16 +6,22 @@ Numbers: ``tests/exchange_scattered.py``, by processes on a CPU and by GPUs.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from exchange_cases import plan_of
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
-from shardfuse.compiler import Plan
+from shardfuse.compiler import Plan, compile_fusion
+from shardfuse.device import H200
 from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.ir.tensor_view import TensorView
+from shardfuse.nn import AddRMSNorm
+from shardfuse.passes.settle_inputs import settle_inputs
 from shardfuse.schedulers.exchange_forms import HAVE_RUN, Form, exchanged_form
 from shardfuse.schedulers.plan import KernelPlan
 
@@ -147,3 +153,31 @@ def test_ranks_beside_its_mesh() -> None:
     plan = plan_of(fd, ROWS)
     assert exchanging(plan) == []
     assert "not on its mesh" in plan.in_kernel[0]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sequence", [8, 1024])
+def test_a_backward_that_adds_up_columns_keeps_its_collectives(sequence: int, bias: bool) -> None:
+    """Of the module that has such a forward: one kernel makes rows and column sums."""
+    module = AddRMSNorm(
+        N, bias=bias, mesh=DeviceMesh(range(2)), input=Partial(), residual=Shard(0), output=Replicate(),
+        output_grad=Partial(), parameters="local", device="meta",
+    )  # fmt: skip
+    x = torch.empty(sequence, 2, N, dtype=torch.bfloat16, device="meta")
+    op = module.op(x, x[: sequence // 2])
+    plans: list[Plan] = []
+    for fd in op.fusions:
+        settle_inputs(fd.fusion)
+        tensors = [i.val for i in fd.fusion.inputs]
+        sizes = {tv: sized(tv.shape, sequence) for tv in tensors}
+        plans.append(with_exchanges(compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True)))
+    forward, backward = plans
+    assert exchanged_form(kernel_of(forward)) is Form.SCATTERED
+    assert "communication" in [s.scheduler for s in backward.segments]
+    assert all(said for said in backward.in_kernel)
+
+
+def sized(shape: Sequence[int], sequence: int) -> tuple[int, ...]:
+    """[..., sequence, batch, N], of which the first ones are not known before."""
+    known = dict(zip(range(-3, 0), (sequence, 2, N), strict=True))
+    return tuple(known[k - len(shape)] if n < 0 else n for k, n in enumerate(shape))
