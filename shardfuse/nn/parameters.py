@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 
 import torch
@@ -54,8 +53,6 @@ class ParameterModule(FusedModule):
     """Names of the parameters that a call takes where they are not None, in the order of the op."""
     given: tuple[str, ...]
     """Those of ``vectors`` for which there is a parameter."""
-    _taken_of: Callable[[Mapping[str, Any]], Sequence[Any]]
-    """Gives those of the module's parameters."""
 
     def __init__(self, mesh: DeviceMesh | None, placement: TensorPlacement, kind: ParameterKind) -> None:
         super().__init__()
@@ -99,14 +96,8 @@ class ParameterModule(FusedModule):
         registered = self._parameters
         return registered[name] if name in registered else getattr(self, name)
 
-    def vectors_here(self) -> Sequence[torch.Tensor]:
+    def vectors_here(self) -> list[torch.Tensor]:
         """Those of ``vectors`` that there are now: a caller may have put one, or None, in a parameter's place."""
-        try:
-            return self._taken_of(self._parameters)
-        except KeyError:  # one is something else than a parameter by now
-            return self._found_vectors()
-
-    def _found_vectors(self) -> list[torch.Tensor]:
         there = self._parameters
         found: list[torch.Tensor] = []
         for name in self.vectors:
@@ -123,8 +114,7 @@ class ParameterModule(FusedModule):
         return {f"{name}_dtype": self.check_dtype(name, t) for name, t in named.items()}
 
     def describe(self) -> None:
-        given = tuple(name for name in self.vectors if self.parameter(name) is not None)
-        self.__dict__["given"], self.__dict__["_taken_of"] = given, _items(given)
+        self.__dict__["given"] = tuple(name for name in self.vectors if self.parameter(name) is not None)
         super().describe()
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
@@ -209,21 +199,6 @@ class ParameterModule(FusedModule):
     def misread(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """What in a state dict has another meaning than the like of it here, a sentence each, ``strict`` or not."""
         return []
-
-
-def _items(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
-    """Gives the items of these names, by one call of C's where there are several."""
-    if len(names) > 1:
-        return itemgetter(*names)
-    return partial(_only, names[0]) if names else _none
-
-
-def _only(name: str, items: Mapping[str, Any]) -> Sequence[Any]:
-    return (items[name],)
-
-
-def _none(items: Mapping[str, Any]) -> Sequence[Any]:
-    return ()
 
 
 def distributed(whole: torch.Tensor, mesh: DeviceMesh, placement: TensorPlacement) -> DTensor:
