@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-MANY = 24
+MANY = 32
 """Workloads beyond which a suite has one paragraph, with a sentence for each peer, and neither table nor plot."""
 
 
