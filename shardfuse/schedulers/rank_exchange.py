@@ -33,7 +33,7 @@ from ..segments.segment import Segment, touches_empty
 from ..segments.space import Space, analysed
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
-from .persistent import by_one_program, in_whole_blocks, too_long
+from .persistent import by_one_program, in_registers, in_whole_blocks, too_long
 from .plan import KernelPlan, RankExchange
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
@@ -210,6 +210,21 @@ def _indexed(schedule: Schedule, space: Features) -> Schedule:
     return replace(schedule, launch=replace(schedule.launch, warps=min(warps, _WARPS), registers=None))
 
 
+def _in_fewest_turns(space: Features, device: Device) -> Schedule:
+    """A row for each program, with as many warps as one GPU alone would take, or fewer where more rows then wait at once.
+
+    A turn is a wait for the other ranks, which takes as long for a row of many warps as for one of few.
+    """
+    most, least = by_one_program(space), in_registers(space)
+    return least if _turns(least, space, device) < _turns(most, space, device) else most
+
+
+def _turns(schedule: Schedule, space: Features, device: Device) -> int:
+    """Rows that a program has, one behind the other, of as many programs as are resident at most."""
+    free = max(device.multiprocessors - LEFT_FREE, 1)
+    return -(-space.kept // (free * max(_MANY_WARPS // schedule.launch.warps, 1) * schedule.kept))
+
+
 def _one_row(space: Features) -> Schedule:
     """A short row for each program, so that one warp waits for it.
 
@@ -244,7 +259,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel, with a grid that is resident beside what other streams run."""
     segment = found.segment
     space = features(segment, device)
-    schedule = by_one_program(space)
+    schedule = _in_fewest_turns(space, device)
     free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
     is_gathered = found.exchange.gathered is not None
     in_rows = is_gathered or (found.exchange.sent is not None and is_in_rows(space))
