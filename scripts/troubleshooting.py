@@ -56,9 +56,10 @@ ADVICE = {
     "EmptyFusionError": "Name at least one result by `fd.add_output(...)`.",
     "EnvironmentVariableError": "Correct the variable or unset it. `python -m shardfuse doctor` lists all that are read.",
     "ExchangeTimeoutError": "Look at that rank first: it has stopped, runs another program, or needs more time.",
+    "ExchangeMemoriesDisagreeError": "Set `SHARDFUSE_EXCHANGE_MEMORY`, or `initialize(exchange_memory=...)`, alike for every rank.",
     "ExchangeUnavailableError": "Unset `SHARDFUSE_EXCHANGE`: programs then use collectives. See [exchange](exchange.md).",
     "ForkedProcessError": "Start data loaders and pools with `multiprocessing_context='spawn'`, or keep fusions out of them.",
-    "InitializeArgumentError": "Pass a positive number of seconds, or leave the argument out.",
+    "InitializeArgumentError": "Pass what the message expects, or leave the argument out.",
     "InputCountError": "Pass one argument for each `define_tensor` and `define_scalar` without a value, in that order.",
     "InputError": "Compare dtype, shape, device and strides of the tensor with its `define_tensor`. A DTensor has to be sharded as "
     "the definition says.",

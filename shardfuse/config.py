@@ -36,6 +36,8 @@ class Settings:
     exchange: SHARDFUSE_EXCHANGE, by what ranks of a host exchange statistics of rows that are sharded: their kernels
     themselves, over symmetric memory ("symmetric", or an error); collectives of NCCL ("nccl"); or the default ("auto"):
     their kernels where NVLink joins their GPUs, else collectives.
+    exchange_memory: SHARDFUSE_EXCHANGE_MEMORY, MB (2**20 bytes) of each rank's memory that others of its host write to,
+    where they exchange so; the same on all ranks.
     shared_gpu: SHARDFUSE_SHARED_GPU, ranks of a host take turns on its GPUs, with gloo's collectives: for tests on a
     machine with fewer GPUs than ranks.
     """
@@ -47,6 +49,7 @@ class Settings:
     heartbeat_limit: float = 30.0
     check_replicas: bool = False
     exchange: Exchange = "auto"
+    exchange_memory: int = 64
     shared_gpu: bool = False
 
 
@@ -83,6 +86,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         heartbeat_limit=_seconds(env, "SHARDFUSE_HEARTBEAT_LIMIT", Settings.heartbeat_limit),
         check_replicas="replicas" in _choices(env, "SHARDFUSE_CHECK", ("replicas",)),
         exchange=_exchange(env),
+        exchange_memory=_megabytes(env, "SHARDFUSE_EXCHANGE_MEMORY", Settings.exchange_memory),
         shared_gpu=_flag(env, "SHARDFUSE_SHARED_GPU"),
     )
 
@@ -273,6 +277,15 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     if not 0 < seconds < float("inf"):
         raise EnvironmentVariableError(name, value, "a positive number of seconds")
     return seconds
+
+
+def _megabytes(env: Mapping[str, str], name: str, default: int) -> int:
+    value = env.get(name, "").strip()
+    if not value:
+        return default
+    if not re.fullmatch(r"\d+", value) or int(value) < 1:
+        raise EnvironmentVariableError(name, env[name], "a whole number of MB, 1 or more")
+    return int(value)
 
 
 def _port(env: Mapping[str, str]) -> int | None:

@@ -1,10 +1,11 @@
 """in_kernel: a plan whose collectives are inside of the kernels that make and read what is sent.
 
 For each all-reduce, in order: the segment that makes its partial results, itself, and the first segment that reads what
-comes are one segment (``schedulers/rank_exchange.py``), where no segment between them needs what they make.  A gather
-of partial sums is one with the segment that adds them up (``schedulers/rank_gather.py``), and so are a reduce-scatter,
-the segment that reads it, and the gather of what that makes (``schedulers/rank_scatter.py``).  Where they are not, the
-plan says why, and the collective stays.
+comes are one segment (``schedulers/rank_exchange.py``), where no segment between them needs what they make.  Of what
+makes or reads it, a part that no such kernel does may be a segment of its own, before or behind.  A gather of partial
+sums is one with the segment that adds them up (``schedulers/rank_gather.py``), and so are a reduce-scatter, the segment
+that reads it, and the gather of what that makes (``schedulers/rank_scatter.py``).  Where they are not one, the plan
+says why, and the collective stays.
 """
 
 from __future__ import annotations

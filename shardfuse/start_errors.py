@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .base_error import ShardfuseError
 
 
@@ -42,6 +44,16 @@ class WorldSizesDisagreeError(ShardfuseError):
         super().__init__(
             f"rank {rank} was started with a world of {size} ranks and rank {other} with {other_size}, expected one "
             "number: set WORLD_SIZE alike for every rank"
+        )
+
+
+class ExchangeMemoriesDisagreeError(ShardfuseError):
+    """Ranks were told to allocate unlike sizes of memory that they share."""
+
+    def __init__(self, megabytes: Sequence[int]) -> None:
+        super().__init__(
+            f"the ranks were given {list(megabytes)} MB of exchange memory (by rank), expected one number: set "
+            "SHARDFUSE_EXCHANGE_MEMORY, or initialize(exchange_memory=...), alike for every rank"
         )
 
 

@@ -43,6 +43,7 @@ from shardfuse.mesh.process import ProcessContext, finalize, initialize
 from shardfuse.nn import CrossEntropyLoss, LogProb, quantized
 from shardfuse.rank_errors import ExchangeTimeoutError, ThreadsError
 from shardfuse.schedulers.candidates import candidates
+from shardfuse.start_errors import ExchangeMemoriesDisagreeError
 
 PROGRAMS = 10
 """Random ones, of which most have a kernel that exchanges."""
@@ -225,6 +226,32 @@ def _loss_of(module: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) -> 
     return [torch.where(taken, rows + 0.1 * x.logsumexp(-1).square(), 0.0)]
 
 
+def share_as_much_as_is_asked_for(context: ProcessContext) -> None:
+    """Of 1 MB, which the environment says here, a program that needs that much beside another one's has none; of 2 MB,
+    which the next world is asked for, it has; unlike sizes are an error on all ranks."""
+    ranks, given = context.world_size, inputs(PARTIAL, 64, 640, torch.bfloat16, context.world_size)
+    here = [piece(PARTIAL, k, v, ranks, context.rank) for k, v in enumerate(given)]
+    for megabytes in (1, 2):
+        found = symmetric.arena()
+        assert isinstance(found, symmetric.Arena), found
+        assert (context.exchange_memory, found.words * 8) == (megabytes, megabytes << 20)
+        Norm(context).check(3)
+        fd = define(PARTIAL, 640, ranks, DataType.BFloat16)
+        values = fd.execute(here)
+        wide, eager = (expected(PARTIAL, [v.to(t) for v in given]) for t in (torch.float64, torch.float32))
+        for k, value in enumerate(values):
+            assert_near(value, wide[k], eager[k].bfloat16(), n=2, what=f"output {k}")
+        told = str(fd.explain())
+        assert bool(fd.explain().collectives) == (megabytes == 1), told
+        assert ("983040 bytes are left: SHARDFUSE_EXCHANGE_MEMORY gives more" in told) == (megabytes == 1), told
+        finalize()
+        if megabytes == 1:
+            context = initialize(timeout=60, exchange_memory=2)
+    with pytest.raises(ExchangeMemoriesDisagreeError, match=r"were given \[2, 3\] MB of exchange memory"):
+        initialize(timeout=60, exchange_memory=2 + context.rank)
+    initialize(timeout=60)
+
+
 def tune_beside_an_exchange(context: ProcessContext) -> None:
     """Another kernel of the program is tuned, by one rank; the one that exchanges is launched by nobody alone.
 
@@ -282,6 +309,7 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "programs": run_programs,
     "quantised": run_quantised_norms,
     "losses": run_losses,
+    "memory": share_as_much_as_is_asked_for,
     "tuned": tune_beside_an_exchange,
     "collectives": run_collectives,
     "collectives_of_views": run_on_views,

@@ -119,8 +119,15 @@ def test_settings() -> None:
         "SHARDFUSE_AUTOTUNE": "on",
         "SHARDFUSE_TIMEOUT": "7.5",
         "SHARDFUSE_HEARTBEAT_LIMIT": "3",
+        "SHARDFUSE_EXCHANGE_MEMORY": " 96 ",
     }
-    assert read_settings(env) == Settings(True, True, True, 7.5, 3.0)
+    assert read_settings(env) == Settings(True, True, True, 7.5, 3.0, exchange_memory=96)
+    assert Settings().exchange_memory == 64
+    for text in ("0", "-64", "1.5", "64MB", "much"):
+        with pytest.raises(
+            EnvironmentVariableError, match=f"SHARDFUSE_EXCHANGE_MEMORY is '{text}', expected a whole nu"
+        ):
+            read_settings({"SHARDFUSE_EXCHANGE_MEMORY": text})
     assert read_settings({"SHARDFUSE_CHECK": "replicas"}) == Settings(check_replicas=True)
     for named in ("auto", "nccl", "symmetric"):
         assert read_settings({"SHARDFUSE_EXCHANGE": named}) == Settings(exchange=named)

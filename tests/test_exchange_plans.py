@@ -440,7 +440,8 @@ def test_a_program_that_finds_no_room_has_collectives(fake: FakeMesh) -> None:
     plan = plan_of(define("rms_norm", 8192, 2, BF16), 512)
     fake.arena.words = 1000
     told = symmetric_slots.room([kernel_of(plan)])
-    assert told == "it takes 65536 bytes, of symmetric memory 8000 bytes are left"
+    left = "of symmetric memory 8000 bytes are left: SHARDFUSE_EXCHANGE_MEMORY gives more"
+    assert told == f"it takes 65536 bytes, {left}"
     assert fake.arena.used == 0
 
 
@@ -478,7 +479,8 @@ def test_ranks_decide_on_room_once(agreeing: Agreeing) -> None:
     plan, arena = plan_of(define("rms_norm", 8192, 2, BF16), 8), agreeing.fake.arena
     arena.words = 2 << 13
     agreeing.theirs = (1 << 13) + 1
-    refused = ("none: it takes 65536 bytes, of symmetric memory 65528 bytes are left",)
+    told = "it takes 65536 bytes, of symmetric memory 65528 bytes are left: SHARDFUSE_EXCHANGE_MEMORY gives more"
+    refused = (f"none: {told}",)
     assert agreeing.bind(plan, "a").in_kernel == refused
     arena.words += 1
     assert agreeing.bind(plan, "a").in_kernel == refused
@@ -752,6 +754,8 @@ def test_ranks_of_one_process_have_tables_of_their_own() -> None:
 # the start
 
 
+MEGABYTES = 3
+"""Of the memory of each of two ranks that the other writes to."""
 HERE = threading.local()
 """``group``: that of the rank whose thread it is."""
 
@@ -776,10 +780,11 @@ def opened(asked: tuple[str, str], devices: Sequence[torch.device], monkeypatch:
     def run(rank: int) -> str:
         here.group = FakeGroup(rank)
         try:
-            symmetric.open_arena(devices[rank], asked[rank], 5.0)
+            symmetric.open_arena(devices[rank], asked[rank], MEGABYTES, 5.0)
         except ExchangeUnavailableError as error:
             return f"raised: {error}"
         world = symmetric._worlds.get(here.group)
+        assert world is None or world.arena is None or world.arena.words == MEGABYTES << 17
         return "" if world is None else world.reason
 
     with ThreadPoolExecutor(2) as pool:
@@ -797,7 +802,7 @@ class FakeDriver:
         return 1000 + device
 
     def zero(self, address: int, size: int) -> None:
-        assert size == symmetric.ARENA_BYTES
+        assert size == MEGABYTES << 20
         self.zeroed.append(address)
 
     def exported(self, address: int) -> bytes:

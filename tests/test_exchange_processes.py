@@ -75,6 +75,11 @@ def test_rows_of_each_rank_are_added_up_normed_and_gathered(ranks: int, server: 
     assert codes == [0] * ranks, "\n".join(texts)
 
 
+def test_ranks_share_as_much_memory_as_they_are_asked_to(server: Server, tmp_path: Path) -> None:
+    codes, texts = forked(server, "memory", tmp_path, variables={"SHARDFUSE_EXCHANGE_MEMORY": "1"})
+    assert codes == [0, 0], "\n".join(texts)
+
+
 @pytest.mark.parametrize("case", ["skip", "skipped_collective"])
 def test_a_rank_that_fails_alone_and_goes_on_is_named(case: str, server: Server, tmp_path: Path) -> None:
     """Its next launch has the number of the one that it has not made: results would be those of two batches."""

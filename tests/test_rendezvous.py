@@ -18,11 +18,17 @@ import torch.distributed as dist
 from test_process import environment
 
 from shardfuse.config import LaunchConfig
-from shardfuse.errors import ShardfuseError
+from shardfuse.errors import EnvironmentVariableError, ShardfuseError
 from shardfuse.mesh import meeting, rendezvous
 from shardfuse.mesh.process import finalize, initialize
 from shardfuse.mesh.rendezvous import JobStore
-from shardfuse.start_errors import InitializeArgumentError, PortInUseError, RankTakenError, ReinitializedError
+from shardfuse.start_errors import (
+    ExchangeMemoriesDisagreeError,
+    InitializeArgumentError,
+    PortInUseError,
+    RankTakenError,
+    ReinitializedError,
+)
 
 PROGRAM = "import shardfuse; print(shardfuse.initialize().world_size)"
 
@@ -159,6 +165,11 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_initialize_again() -> None:
     context = initialize("gloo", timeout=20)
     assert initialize() is initialize("gloo") is initialize(timeout=20.0) is initialize(watchdog=False) is context
+    assert initialize(exchange_memory=64) is context
+    with pytest.raises(
+        ReinitializedError, match=r"^initialize\(exchange_memory=32\) .* with exchange_memory=64: leave"
+    ):
+        initialize(exchange_memory=32)
     with pytest.raises(ReinitializedError, match=r"^initialize\(timeout=1\) was called in a world .* with timeout=20"):
         initialize(timeout=1)
     with pytest.raises(
@@ -168,6 +179,44 @@ def test_initialize_again() -> None:
     assert dist.is_initialized()
     finalize()
     assert initialize(timeout=1).timeout == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_exchange_memory_is_the_argument_s_or_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDFUSE_EXCHANGE_MEMORY", "16")
+    assert initialize("gloo", exchange_memory=8).exchange_memory == 8
+    finalize()
+    assert initialize("gloo").exchange_memory == 16
+    finalize()
+    monkeypatch.setenv("SHARDFUSE_EXCHANGE_MEMORY", "none")
+    with pytest.raises(EnvironmentVariableError, match=r"SHARDFUSE_EXCHANGE_MEMORY is 'none', expected a whole number"):
+        initialize("gloo")
+    monkeypatch.delenv("SHARDFUSE_EXCHANGE_MEMORY")
+    for memory in (0, -1, 1.5, True, "64"):
+        with pytest.raises(
+            InitializeArgumentError, match=r"^initialize\(exchange_memory=.*\): expected a whole number"
+        ):
+            initialize("gloo", exchange_memory=memory)  # pyright: ignore[reportArgumentType]
+    assert not dist.is_initialized()
+
+
+def test_ranks_that_were_given_unlike_memory_are_told_so() -> None:
+    """On each of them, before any of it is allocated."""
+    job = JobStore(dist.HashStore(), "shardfuse", True, None)
+
+    def agree(rank: int) -> str:
+        try:
+            meeting.agree(job, "world1", rank, 3, meeting.Place("gloo", 3, (64, 64, 32)[rank]))
+        except ExchangeMemoriesDisagreeError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(3) as pool:
+        told = set(pool.map(agree, range(3)))
+    assert told == {
+        "the ranks were given [64, 64, 32] MB of exchange memory (by rank), expected one number: set "
+        "SHARDFUSE_EXCHANGE_MEMORY, or initialize(exchange_memory=...), alike for every rank"
+    }
 
 
 @pytest.mark.usefixtures("alone")

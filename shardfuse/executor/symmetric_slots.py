@@ -205,7 +205,8 @@ def room(plans: Sequence[KernelPlan]) -> str | None:
     wanted = sum(words for words, _ in _new_regions(found, plans).values())
     if found.used + wanted <= found.words:
         return None
-    return f"it takes {wanted * 8} bytes, of symmetric memory {(found.words - found.used) * 8} bytes are left"
+    left = f"of symmetric memory {(found.words - found.used) * 8} bytes are left"
+    return f"it takes {wanted * 8} bytes, {left}: SHARDFUSE_EXCHANGE_MEMORY gives more"
 
 
 def tables_for(plans: Sequence[KernelPlan]) -> Tables:

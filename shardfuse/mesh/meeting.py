@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from shardfuse.errors import BackendsDisagreeError, RendezvousError, ShardfuseError
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore
-from shardfuse.start_errors import RankTakenError, WorldSizesDisagreeError
+from shardfuse.start_errors import ExchangeMemoriesDisagreeError, RankTakenError, WorldSizesDisagreeError
 
 MEETING_TIMEOUT = 60.0
 """Seconds; ranks are started together."""
@@ -28,38 +29,52 @@ def new_world(job: JobStore, rank: int) -> str:
     return f"world{number}"
 
 
-def agree(job: JobStore, world: str, rank: int, world_size: int, backend: str, local_size: int) -> int:
+@dataclass(frozen=True)
+class Place:
+    """What a rank tells the others of itself.
+
+    local_size: ranks on its host.  exchange_memory: MB of its memory that others write to, where they exchange so.
+    """
+
+    backend: str
+    local_size: int
+    exchange_memory: int
+
+
+def agree(job: JobStore, world: str, rank: int, world_size: int, own: Place) -> int:
     """Compare the ranks' choices; the smallest number of ranks on a host.
 
-    Raises BackendsDisagreeError, WorldSizesDisagreeError and RendezvousError.
+    Raises BackendsDisagreeError, ExchangeMemoriesDisagreeError, WorldSizesDisagreeError and RendezvousError.
     """
     store = PrefixStore(job.prefix, job.store)
-    store.set(f"{world}/place/{rank}", f"{world_size} {backend} {local_size}")
+    store.set(f"{world}/place/{rank}", f"{world_size} {own.backend} {own.local_size} {own.exchange_memory}")
     try:
         told = _places(store, world, rank, world_size)
-        if len({chosen for chosen, _ in told}) > 1:
-            raise BackendsDisagreeError([chosen for chosen, _ in told])
+        if len({place.backend for place in told}) > 1:
+            raise BackendsDisagreeError([place.backend for place in told])
+        if len({place.exchange_memory for place in told}) > 1:
+            raise ExchangeMemoriesDisagreeError([place.exchange_memory for place in told])
     except ShardfuseError:
         _let_all_read(store, world, rank, world_size, is_host=job.is_host)
         raise
-    return min(size for _, size in told)
+    return min(place.local_size for place in told)
 
 
-def _places(store: PrefixStore, world: str, rank: int, world_size: int) -> list[tuple[str, int]]:
-    """The backend and the number of ranks on its host of each rank.
+def _places(store: PrefixStore, world: str, rank: int, world_size: int) -> list[Place]:
+    """That of each rank.
 
     World sizes are compared as ranks arrive: of those that were started for another world some may never come.
     """
-    found: dict[int, tuple[str, int]] = {}
+    found: dict[int, Place] = {}
     deadline, pause = time.monotonic() + MEETING_TIMEOUT, 0.001
     try:
         while len(found) < world_size:
             for other in range(world_size):
                 if other not in found and store.check([f"{world}/place/{other}"]):
-                    size, backend, local_size = store.get(f"{world}/place/{other}").decode().split()
+                    size, backend, *numbers = store.get(f"{world}/place/{other}").decode().split()
                     if int(size) != world_size:
                         raise WorldSizesDisagreeError(rank, world_size, other, int(size))
-                    found[other] = backend, int(local_size)
+                    found[other] = Place(backend, *map(int, numbers))
             if time.monotonic() > deadline:
                 missing = [other for other in range(world_size) if other not in found]
                 where = f"the job's store, where ranks {missing} are missing,"

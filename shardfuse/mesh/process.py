@@ -28,35 +28,17 @@ from shardfuse.mesh.calls import Ledger, Ledgers
 from shardfuse.mesh.collective_waits import COMMUNICATION_PATIENCE
 from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_communication, sentence, shown
 from shardfuse.mesh.groups import default_group, destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
-from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, new_world
+from shardfuse.mesh.meeting import MEETING_TIMEOUT, Place, agree, new_world
 from shardfuse.mesh.own_device import BACKENDS, choose, own_gpu
+from shardfuse.mesh.process_context import ProcessContext
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, meet, open_job_store
+from shardfuse.mesh.start_arguments import check_range, check_same
 from shardfuse.mesh.symmetric import close_arena, how_ranks_exchange, open_arena, raise_lost_exchange
 from shardfuse.mesh.watchdog import Fault, Watchdog, say
 from shardfuse.rank_errors import ExchangeTimeoutError, ForkedProcessError
-from shardfuse.start_errors import InitializeArgumentError, ReinitializedError, WorldSizesDisagreeError
+from shardfuse.start_errors import ExchangeMemoriesDisagreeError, WorldSizesDisagreeError
 
 _GRACE = 3.0  # seconds that a rank that is done keeps its connections open for ranks that are not
-
-
-@dataclass(frozen=True)
-class ProcessContext:
-    """This process's place in the world, and the device that it computes on.
-
-    backend: "nccl" (with gloo for tensors on the CPU) or "gloo". timeout: seconds that a collective waits.
-    ranks_per_node: of the host that has fewest ranks, the same on all.
-    exchange: by what ranks exchange statistics of rows that are sharded, and partial sums, where a program has them:
-    "kernels", or "collectives" with the reason, the same on all; "" for a world of one.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    device: torch.device
-    backend: str
-    timeout: float
-    ranks_per_node: int = 1
-    exchange: str = ""
 
 
 @dataclass(eq=False)
@@ -121,7 +103,7 @@ class _Forked:
     group: dist.ProcessGroup | None = None
 
 
-_SEEN_BY_ALL = (BackendsDisagreeError, WorldSizesDisagreeError)
+_SEEN_BY_ALL = (BackendsDisagreeError, ExchangeMemoriesDisagreeError, WorldSizesDisagreeError)
 """Errors of which every rank that came has its own."""
 
 _UNWATCHED = nullcontext[None]()
@@ -132,30 +114,32 @@ _lives: WeakKeyDictionary[dist.ProcessGroup, _Life] = WeakKeyDictionary()
 _adopted: WeakKeyDictionary[dist.ProcessGroup, tuple[ProcessContext, Ledgers]] = WeakKeyDictionary()
 
 
-def initialize(backend: str | None = None, *, timeout: float | None = None, watchdog: bool = True) -> ProcessContext:
+def initialize(
+    backend: str | None = None,
+    *,
+    timeout: float | None = None,
+    watchdog: bool = True,
+    exchange_memory: int | None = None,
+) -> ProcessContext:
     """Form the default process group of what torchrun, mpirun or srun started; plain `python` is a world of one.
 
     backend: "nccl", "gloo", or None for NCCL where each rank has its own GPU (but for SHARDFUSE_SHARED_GPU), else gloo.
     timeout: seconds that a collective waits for other ranks; SHARDFUSE_TIMEOUT, else 300, where left out.
     watchdog: watch the other ranks, and end this one with a line where one of them that it needs is gone.
+    exchange_memory: MB of each GPU's memory through which kernels of ranks exchange, the same on all;
+    SHARDFUSE_EXCHANGE_MEMORY, else 64, where left out.
 
     Also sets the CUDA device and, for several ranks on a host, one thread for each; makes an error that is not
     caught end all ranks with one line, this one after what `atexit` has (5 s at most); and has `finalize` called at
     exit. Called again it returns what it returned before; ReinitializedError for arguments that differ.
     Raises AlreadyInitializedError, InitializeArgumentError, PeerLostError, and what keeps ranks from a world:
-    BackendUnavailableError, BackendsDisagreeError, ExchangeUnavailableError, LaunchEnvironmentError, NoStoreError,
-    PortInUseError, RankTakenError, RendezvousError, SharedGpuError and WorldSizesDisagreeError.
+    BackendUnavailableError, BackendsDisagreeError, ExchangeMemoriesDisagreeError, ExchangeUnavailableError,
+    LaunchEnvironmentError, NoStoreError, PortInUseError, RankTakenError, RendezvousError, SharedGpuError and
+    WorldSizesDisagreeError.
     """
     if dist.is_initialized():
-        if default_group() in _adopted:
-            return _adopted[default_group()][0]
-        life = _find_life()
-        if life is None:
-            raise AlreadyInitializedError
-        _check_same(life, backend, timeout, watchdog)
-        return life.context
-    if timeout is not None and not (_is_number(timeout) and 0 < timeout < float("inf")):
-        raise InitializeArgumentError("timeout", timeout, "a positive number of seconds")
+        return _again(backend, timeout, watchdog, exchange_memory)
+    check_range(timeout, exchange_memory)
     if sys.excepthook is not _report_and_exit:
         _start.previous_hook, sys.excepthook = sys.excepthook, _report_and_exit
     settings, launch = read_settings(), read_launch()
@@ -173,20 +157,14 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         _start.guard.start()
     try:
         chosen, device = choose(backend, launch, is_gpu_shared=settings.shared_gpu)
-        about = launch.rank, launch.world_size, launch.local_rank, device, chosen
-        context = ProcessContext(*about, settings.timeout if timeout is None else timeout)
+        context = ProcessContext(
+            launch.rank, launch.world_size, launch.local_rank, device, chosen,
+            settings.timeout if timeout is None else timeout,
+            exchange_memory=exchange_memory or settings.exchange_memory,
+        )  # fmt: skip
         context = _form(job, world, context, launch.local_size)
     except BaseException as error:
-        guard, _start.guard = _start.guard, None
-        if guard is None:
-            raise
-        if isinstance(error, RendezvousError) or is_of_communication(error, error.__traceback__):
-            culprit = guard.culprit(COMMUNICATION_PATIENCE)
-            if culprit is not None and culprit.rank is not None:
-                guard.abandon(None)
-                raise PeerLostError(culprit.rank, culprit.reason) from error
-        # Told at once: who catches the exception is in no world all the same.
-        guard.abandon(None if isinstance(error, _SEEN_BY_ALL) else sentence(error))
+        _abandon(error)
         raise
     guard, _start.guard = _start.guard, None
     life = _lives[default_group()] = _Life(context, job, guard, _start.previous_hook)
@@ -194,10 +172,39 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     return context
 
 
+def _again(backend: str | None, timeout: float | None, watchdog: bool, exchange_memory: int | None) -> ProcessContext:
+    """The world that there is.  Raises AlreadyInitializedError, ReinitializedError."""
+    if default_group() in _adopted:
+        return _adopted[default_group()][0]
+    life = _find_life()
+    if life is None:
+        raise AlreadyInitializedError
+    made, memory = life.context, life.context.exchange_memory
+    watched = (None if watchdog else False, life.watchdog is not None)
+    asked = {"backend": (backend, made.backend), "timeout": (timeout, made.timeout), "watchdog": watched}
+    check_same(**asked, exchange_memory=(exchange_memory, memory))
+    return made
+
+
+def _abandon(error: BaseException) -> None:
+    """Tell the others that this rank is in no world.  Raises PeerLostError where that is another one's fault."""
+    guard, _start.guard = _start.guard, None
+    if guard is None:
+        return
+    if isinstance(error, RendezvousError) or is_of_communication(error, error.__traceback__):
+        culprit = guard.culprit(COMMUNICATION_PATIENCE)
+        if culprit is not None and culprit.rank is not None:
+            guard.abandon(None)
+            raise PeerLostError(culprit.rank, culprit.reason) from error
+    # Told at once: who catches the exception is in no world all the same.
+    guard.abandon(None if isinstance(error, _SEEN_BY_ALL) else sentence(error))
+
+
 def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -> ProcessContext:
     """Form the default process group, all ranks together."""
     rank, world_size = context.rank, context.world_size
-    ranks_per_node = agree(job, world, rank, world_size, context.backend, local_size)
+    own = Place(context.backend, local_size, context.exchange_memory)
+    ranks_per_node = agree(job, world, rank, world_size, own)
     dist.init_process_group(
         BACKENDS[context.backend],
         store=PrefixStore(job.prefix, PrefixStore(world, job.store)),
@@ -214,8 +221,9 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
         meet(store, f"{world}/formed", rank, world_size, "the job's store", MEETING_TIMEOUT)
         _start.guard.learn_processes()
     if world_size > 1:
-        settings = read_settings()
-        open_arena(context.device, settings.exchange, context.timeout, is_interpreted=settings.triton_interpret)
+        settings, memory = read_settings(), context.exchange_memory
+        interpreted = settings.triton_interpret
+        open_arena(context.device, settings.exchange, memory, context.timeout, is_interpreted=interpreted)
         context = replace(context, exchange=how_ranks_exchange())
     return replace(context, ranks_per_node=ranks_per_node)
 
@@ -307,20 +315,6 @@ def note_failure(error: BaseException) -> None:
     guard = own_watchdog()
     if guard is not None and not isinstance(error, ShardfuseError):
         guard.note_failure(shown(error, error.__traceback__, dist.get_rank()))
-
-
-def _check_same(life: _Life, backend: str | None, timeout: float | None, watchdog: bool) -> None:
-    """Raise ReinitializedError for what was asked for and the world has not."""
-    if backend is not None and backend != life.context.backend:
-        raise ReinitializedError("backend", backend, life.context.backend)
-    if timeout is not None and timeout != life.context.timeout:
-        raise ReinitializedError("timeout", timeout, life.context.timeout)
-    if not watchdog and life.watchdog is not None:
-        raise ReinitializedError("watchdog", watchdog, True)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _report_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:

@@ -31,8 +31,7 @@ from shardfuse.mesh.launch_order import LaunchOrder
 from shardfuse.mesh.rendezvous import PrefixStore, ProcessIdentity
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 
-ARENA_BYTES = 64 * 2**20
-"""Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
+_MB = 2**20
 _IN_ORDER = "x86_64"
 """A processor whose stores other processes see in order, as ranks on a CPU need: there is no fence in Triton's
 interpreter."""
@@ -91,11 +90,14 @@ class _World:
 _worlds: WeakKeyDictionary[dist.ProcessGroup, _World] = WeakKeyDictionary()
 
 
-def open_arena(device: torch.device, asked: Exchange, timeout: float, *, is_interpreted: bool = False) -> None:
+def open_arena(
+    device: torch.device, asked: Exchange, megabytes: int, timeout: float, *, is_interpreted: bool = False
+) -> None:
     """Make the arena of each host of the default process group, all ranks together, where its ranks can have it.
 
-    asked: what this rank's settings say.  timeout: seconds that a rank waits for its peers.  is_interpreted: kernels
-    run under Triton's interpreter, on the CPU.
+    asked: what this rank's settings say.  megabytes: of each rank's part, which all ranks have alike; docs/exchange.md
+    says how many a program takes.  timeout: seconds that a rank waits for its peers.  is_interpreted: kernels run under
+    Triton's interpreter, on the CPU.
     Raises ExchangeUnavailableError, on every rank, where some rank asks for symmetric memory that they cannot have.
     """
     group = default_group()
@@ -111,7 +113,8 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, *, is_inte
     shared: dict[int, int] | str = reason
     if not reason:
         here = tuple(r for r, host in hosts.items() if host == hosts[rank])
-        shared = _joined(device, asked, _Ranks(rank, here, f"host of {here[0]}"), {r: told[r][3:] for r in here})
+        together = _Ranks(rank, here, f"host of {here[0]}")
+        shared = _joined(device, asked, megabytes * _MB, together, {r: told[r][3:] for r in here})
         reason = first_of(everywhere.said(shared if isinstance(shared, str) else ""))
         if reason and not isinstance(shared, str):
             _close(device, [address for peer, address in shared.items() if peer != rank])
@@ -120,7 +123,7 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, *, is_inte
     found: Arena | None = None
     if not reason and not isinstance(shared, str):
         report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
-        found = Arena(device, rank, shared, ARENA_BYTES // _WORD, timeout, report, hosts)
+        found = Arena(device, rank, shared, megabytes * _MB // _WORD, timeout, report, hosts)
         count_exchanges(group, found.order.launches)
     if device.type == "cuda" or found is not None:
         _worlds[group] = _World(found, reason)
@@ -212,14 +215,14 @@ def _why_unlike(kinds: Mapping[int, str]) -> str:
 
 
 def _joined(
-    device: torch.device, asked: Exchange, ranks: _Ranks, gpus: Mapping[int, Sequence[str]]
+    device: torch.device, asked: Exchange, size: int, ranks: _Ranks, gpus: Mapping[int, Sequence[str]]
 ) -> dict[int, int] | str:
-    """The addresses of all parts of the arena of ``ranks``, those of a host, or why they have none."""
+    """The addresses of the parts of an arena, of ``size`` bytes each, of all ranks of a host, or why they have none."""
     reason = first_of(ranks.said(_why_not_joined(device, asked, ranks.rank, gpus)))
     if reason:
         return reason
     with _on(device):
-        return _shared(device, ranks)
+        return _shared(device, size, ranks)
 
 
 def _why_not_joined(device: torch.device, asked: Exchange, rank: int, gpus: Mapping[int, Sequence[str]]) -> str:
@@ -277,7 +280,7 @@ def first_of(reasons: Mapping[int, str]) -> str:
     return next((text if text.startswith("rank ") else f"rank {r}: {text}" for r, text in reasons.items() if text), "")
 
 
-def _shared(device: torch.device, ranks: _Ranks) -> dict[int, int] | str:
+def _shared(device: torch.device, size: int, ranks: _Ranks) -> dict[int, int] | str:
     """Where each rank's memory is in this process's address space, or why some rank has none that the others reach."""
     memory, handle, own, why = _memory_of(device), b"", 0, ""
     try:
@@ -291,8 +294,8 @@ def _shared(device: torch.device, ranks: _Ranks) -> dict[int, int] | str:
     if reason:
         return reason
     try:
-        own = memory.allocate(device.index, ARENA_BYTES)
-        memory.zero(own, ARENA_BYTES)  # before any peer has it
+        own = memory.allocate(device.index, size)
+        memory.zero(own, size)  # before any peer has it
         handle = memory.exported(own)
     except RuntimeError as error:
         why = f"these GPUs cannot share memory: {error}"

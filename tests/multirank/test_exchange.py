@@ -50,7 +50,7 @@ def arena(pg: ProcessGroup) -> symmetric.Arena:
     if pg.device.type != "cuda" or pg.size < 2:
         pytest.skip("needs a GPU for every rank")
     if isinstance(symmetric.arena(), str):
-        symmetric.open_arena(pg.device, "symmetric", SECONDS)
+        symmetric.open_arena(pg.device, "symmetric", 64, SECONDS)
     found = symmetric.arena()
     assert isinstance(found, symmetric.Arena)
     return found

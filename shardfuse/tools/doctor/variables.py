@@ -38,6 +38,7 @@ READERS: dict[str, Callable[[Environment], object]] = {
     "SHARDFUSE_CACHE_DIR": lambda env: str(read_cache_directory(env)),
     "SHARDFUSE_CHECK": lambda env: "replicas" if read_settings(env).check_replicas else "nothing",
     "SHARDFUSE_EXCHANGE": lambda env: read_settings(env).exchange,
+    "SHARDFUSE_EXCHANGE_MEMORY": lambda env: read_settings(env).exchange_memory,
     "SHARDFUSE_HEARTBEAT_LIMIT": lambda env: read_settings(env).heartbeat_limit,
     "SHARDFUSE_SHARED_GPU": lambda env: read_settings(env).shared_gpu,
     "SHARDFUSE_STRICT": lambda env: read_settings(env).strict,
