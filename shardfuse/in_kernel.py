@@ -10,7 +10,7 @@ says why, and the collective stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
 from .analysis.communication_table import Collective, communication_of, local_bytes
@@ -216,24 +216,37 @@ def _of_rows(after: Segment, call: Segment, device: Device) -> tuple[Segment, Pl
 def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
     """``segments`` with the gather ``k`` of summands inside of the kernel that adds them up, or why it is not."""
     call = segments[k].segment
-    readers = [s for s in segments if not set(s.segment.inputs).isdisjoint(call.outputs)]
-    if len(readers) != 1 or not makes_kernels(readers[0].scheduler):
-        return "what it gathers is not read by one kernel"
-    (after,) = readers
+    places = [i for i, s in enumerate(segments) if not set(s.segment.inputs).isdisjoint(call.outputs)]
+    readers = [segments[i] for i in places]
+    if not readers or not all(makes_kernels(s.scheduler) for s in readers):
+        return "what it gathers is not read by kernels"
     if any(s.like is not None for s in segments):  # they are known by their numbers
         return "it is a chunk's of a stream"
     mesh = call.exprs[0].output.domain.mesh
     if mesh is None or set(mesh.ranks) != _all_ranks(plan):
         return "some ranks of the program are not on its mesh"
-    needed = _needed(plan, segments, (after,))
-    found = gathered(call, after.segment, needed)
+    made = {t for s in readers[:-1] for t in s.segment.outputs}
+    between = [segments[i] for i in range(places[0], places[-1]) if i not in places]
+    if any(not made.isdisjoint(s.segment.inputs) for s in between):
+        return "a segment between its kernels reads what they make"
+    needed = _needed(plan, segments, readers)
+    found = gathered(call, _together([s.segment for s in readers], needed), needed)
     refusal = found if isinstance(found, str) else why_not(found, plan.device)
     if refusal is not None or isinstance(found, str):
         return f"no kernel exchanges it: {refusal}"
     planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
     if segments[k].is_beside and any(p.exchange is not None and p.exchange.is_in_rows for p in planned.kernels):
         return "it runs beside other kernels, as a collective does"
-    return [planned if s is after else s for s in segments if s is not segments[k]]
+    return [planned if i == places[-1] else s for i, s in enumerate(segments) if i not in (k, *places[:-1])]
+
+
+def _together(segments: Sequence[Segment], needed: Container[BoundTensor]) -> Segment:
+    """What all of ``segments`` do, each what those before it do not, for what is ``needed`` outside of them.
+
+    A row may be of too many bytes for one kernel that reads all summands of it, and not for one that sends its own.
+    """
+    exprs = list(dict.fromkeys(e for s in segments for e in s.exprs))
+    return Segment.of(exprs, [t for t in dict.fromkeys(t for s in segments for t in s.outputs) if t in needed])
 
 
 def _scattered_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
@@ -320,8 +333,7 @@ def _with_next_reader(plan: Plan, segments: list[PlannedSegment], k: int) -> lis
     if after is None or not makes_kernels(after.scheduler):
         return None
     needed = _needed(plan, segments, (own, after))
-    exprs = [*own.segment.exprs, *(e for e in after.segment.exprs if e not in own.segment.exprs)]
-    segment = Segment.of(exprs, [t for t in (*own.segment.outputs, *after.segment.outputs) if t in needed])
+    segment = _together([own.segment, after.segment], needed)
     exchange = own.kernels[0].exchange
     assert exchange is not None, "it exchanges"
     found = Exchanged(segment, exchange)

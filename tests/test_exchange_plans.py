@@ -107,6 +107,14 @@ def test_a_mean_of_rows_is_added_up_behind_the_kernel_that_exchanges(of_columns:
     assert all(t.domain.local_elements == 8 for t in kernel.segment.outputs)
 
 
+def test_readers_of_what_ranks_send_are_one_kernel_where_a_row_of_all_summands_is_too_long() -> None:
+    """Two kernels would each add up the ranks' summands of 16384 elements; one that sends its own has them once."""
+    plan = plan_of(define("float8 of summands, block", 16384, 2, BF16), 8)
+    assert plan.apart is not None
+    assert [s.scheduler for s in plan.apart.segments] == ["communication", "persistent", "persistent", "no_op"]
+    assert kernel_of(plan).space.reduced == 16384
+
+
 def test_blocks_that_ranks_share_are_moved_to_one_of_them() -> None:
     """The norm's statistic is exchanged all the same."""
     plan = plan_of(define("float8 of columns, block", 640, 2, BF16), 8)

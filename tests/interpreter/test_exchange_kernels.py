@@ -91,7 +91,8 @@ def check_program(kind: str, rows: int, n: int, ranks: int, directory: Path) -> 
 
 @pytest.mark.parametrize("kind", OF_SUMMANDS)
 @pytest.mark.parametrize(
-    ("rows", "n", "ranks", "members"), [(3, 640, 2, 1), (5, 384, 3, 1), (1, 2048, 4, 2), (2, 8192, 2, 4)]
+    ("rows", "n", "ranks", "members"),
+    [(3, 640, 2, 1), (5, 384, 3, 1), (1, 2048, 4, 2), (2, 8192, 2, 4), (2, 16384, 2, 4)],
 )
 def test_a_norm_of_partial_sums_is_cast_to_float8(
     kind: str, rows: int, n: int, ranks: int, members: int, tmp_path: Path
