@@ -55,7 +55,7 @@ from .bound_call import BoundCall, Made, Sizes
 from .building import Kernels, builder_of, built, check_shares
 from .exchanges import agree_on_memory, plan_on, promises, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
-from .profiled import name_of, profiled, profiler
+from .profiled import observed
 from .promise_arguments import check_promises_kept
 from .script import definition_script
 from .tuned_plans import Chosen, warn_of_untuned
@@ -120,8 +120,7 @@ class FusionExecutorCache:
         given, arguments = arguments, self._received(arguments)
         outside = nullcontext() if arguments is given else outside_transforms()
         with self._lines_named, without_graph(self.fusion, arguments), outside, self.turn():
-            run = self.program(arguments, sizes, device).run
-            run = profiled(run, partial(name_of, self.fusion)) if profiler._is_profiler_enabled else run
+            run = observed(self.program(arguments, sizes, device).run, self.fusion)
             return list(run(*arguments))
 
     def ready(self, arguments: Sequence[Argument]) -> Made | None:
@@ -141,9 +140,7 @@ class FusionExecutorCache:
     def run(self, made: Made, arguments: Sequence[Argument]) -> list[torch.Tensor | None]:
         """The local outputs of a program that is ``ready``."""
         with without_graph(self.fusion, arguments), self.turn():
-            run = self.called(made).run
-            run = profiled(run, partial(name_of, self.fusion)) if profiler._is_profiler_enabled else run
-            return list(run(*arguments))
+            return list(observed(self.called(made).run, self.fusion)(*arguments))
 
     def timeline(self, arguments: Sequence[Argument], sizes: Sizes | None = None) -> Timeline:
         """What ran when in a run on these arguments."""
@@ -206,8 +203,7 @@ class FusionExecutorCache:
     def begin_compiling(self, arguments: Sequence[Argument], submit: Submit) -> None:
         """Plan for arguments like these, and have other processes compile the kernels.  Of one rank's tensors."""
         call = self._prepare(self._key(arguments, None, None), arguments, {}, None)
-        fit = partial(begun, submit=submit)
-        builder_of(self.fusion, call, self._plan_of(call), self.options, {}, fit=fit)
+        builder_of(self.fusion, call, self._plan_of(call), self.options, {}, fit=partial(begun, submit=submit))
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
         return self.programs.get(self._key(arguments, None, None)) is not None

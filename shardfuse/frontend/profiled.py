@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -45,6 +46,13 @@ def profiled(run: Callable[..., R], named: Callable[[Sequence[Argument]], str]) 
             return run(*arguments)
 
     return in_range
+
+
+def observed(run: Callable[..., R], fusion: Fusion) -> Callable[..., R]:
+    """``run`` of ``fusion``, as a range while a profiler records."""
+    if not profiler._is_profiler_enabled:
+        return run
+    return profiled(run, partial(name_of, fusion))
 
 
 def name_of(fusion: Fusion, arguments: Sequence[Argument]) -> str:

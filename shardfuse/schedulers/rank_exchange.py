@@ -211,7 +211,7 @@ def _indexed(schedule: Schedule, space: Features) -> Schedule:
 
 
 def _in_fewest_turns(space: Features, device: Device) -> Schedule:
-    """A row for each program, with as many warps as one GPU alone would take, or fewer where more rows then wait at once.
+    """A row for each program, with as many warps as one GPU alone takes, or fewer where more rows then wait at once.
 
     A turn is a wait for the other ranks, which takes as long for a row of many warps as for one of few.
     """
