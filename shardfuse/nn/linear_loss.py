@@ -20,6 +20,7 @@ from .linear_loss_op import linear_loss_op
 from .loss import CrossEntropyLoss, StrayTargetError
 from .loss_fusions import REDUCTIONS, Reduction
 from .refused_calls import refusing
+from .settings import Checked
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -41,6 +42,12 @@ def _of_losses(name: str) -> property:
             setattr(loss, name, value)
 
     return property(found, change)
+
+
+def _check_chunk_rows(module: LinearCrossEntropyLoss, rows: int | None) -> None:
+    """Raise ModuleArgumentError for what is no number of rows."""
+    if rows is not None and rows < 1:
+        raise ModuleArgumentError("LinearCrossEntropyLoss", "chunk_rows", rows, "1 or more")
 
 
 @checked(ModuleArgumentError, ("__init__",))
@@ -65,6 +72,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     reduction, ignore_index, label_smoothing = map(_of_losses, ("reduction", "ignore_index", "label_smoothing"))
     num_classes, z_loss, temperature = map(_of_losses, ("num_classes", "z_loss", "temperature"))
+    chunk_rows: Checked[int | None] = Checked(_check_chunk_rows)  # no property: torch 2.11 compiles none of this name
 
     def __init__(
         self,
@@ -94,17 +102,6 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             advice = "shard classes, as Shard(-1); of row shards each rank takes its own loss, and the mean of those"
             raise PlacementError("logits", (logits,), "chunks of rows", advice)
 
-    @property
-    def chunk_rows(self) -> int | None:
-        """Rows of a chunk, as given."""
-        return self.__dict__["chunk_rows"]
-
-    @chunk_rows.setter
-    def chunk_rows(self, rows: int | None) -> None:
-        if rows is not None and rows < 1:
-            raise ModuleArgumentError("LinearCrossEntropyLoss", "chunk_rows", rows, "1 or more")
-        self.__dict__["chunk_rows"] = rows
-
     @refusing
     def forward(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., features], weight: [classes, features], target: [...], bias: [classes] (classes local).
@@ -118,7 +115,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         if size >= target.numel():
             return self.loss(functional.linear(x, weight, bias), target)
         wanted = [t is not None and t.requires_grad for t in (x, weight, bias)]
-        is_trained = torch.is_grad_enabled() and any(wanted) and not torch.compiler.is_exporting()
+        is_exporting = cast(Any, torch.compiler)._is_exporting_flag  # in torch 2.11 is_exporting() is True in any graph
+        is_trained = torch.is_grad_enabled() and any(wanted) and not is_exporting
         if self.reduction == "none" or not is_trained:
             return self._of_chunks(x, weight, target, bias, size)
         settings, dtype = self.loss_and_gradient.text, _matmul_dtype(x)
