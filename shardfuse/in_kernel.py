@@ -64,6 +64,7 @@ def with_exchanges(
             continue
         apart = [why_apart(mesh, dim) for mesh, dim in _lines(call.segment)]
         found = next((why for why in apart if why is not None), None) or _joined(plan, segments, k)
+        found = _not_yet(found, segments) or found if is_by_default else found
         said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
         if not isinstance(found, str):
             segments = _with_readers(plan, found)
@@ -103,6 +104,15 @@ def _views_last(segments: Sequence[PlannedSegment]) -> list[PlannedSegment]:
     while views:
         put(views.pop(0))
     return found
+
+
+def _not_yet(found: list[PlannedSegment] | str, before: Sequence[PlannedSegment]) -> str | None:
+    """Why a gather that was joined is not, by default: its collective stays, and other kernels exchange."""
+    if isinstance(found, str):
+        return None
+    made = [p for s in found if all(s is not other for other in before) for p in s.kernels]
+    asked = [p for p in made if p.exchange is not None and p.exchange.gathered is not None]
+    return next((why for why in map(why_not_by_default, asked) if why is not None), None)
 
 
 def _lines(call: Segment) -> list[tuple[DeviceMesh, ParallelType]]:

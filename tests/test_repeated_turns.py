@@ -43,8 +43,8 @@ class Call:
             self.came.append("otherwise")
             return "otherwise"
 
-        def failed(inputs: object, error: Exception) -> None:
-            self.came.append("failed")
+        def failed(inputs: object, error: Exception, is_programs: bool) -> None:
+            self.came.append("the program failed" if is_programs else "failed")
             raise error
 
         given = RepeatParts(
@@ -204,6 +204,19 @@ def test_a_thread_of_autograd_acts_for_the_owner() -> None:
     assert is_let_go(turn)
 
 
+def test_a_thread_of_autograd_waits_for_the_owner() -> None:
+    """Which comes in while it is asked whose thread that is."""
+    turn, held = owned()
+
+    def is_of_autograd(thread: object) -> bool:
+        turn._inside, turn._depth = turn._owner, 1
+        return True
+
+    call = Call(held, lambda x: "ran", is_of_autograd=is_of_autograd)
+    assert in_thread(lambda: call.again([X])) == "otherwise"
+    assert (turn._inside, turn._depth) == (turn._owner, 1)
+
+
 def test_a_thread_that_is_refused_meanwhile() -> None:
     turn, held = owned()
 
@@ -229,7 +242,7 @@ def test_a_program_that_fails() -> None:
     with pytest.raises(ValueError, match="planted") as caught:
         call.again([X])
     assert caught.traceback[-1].name == "fail"
-    assert call.came == ["failed"]
+    assert call.came == ["the program failed"]
     assert is_let_go(turn)
     assert torch.is_grad_enabled()
 

@@ -37,16 +37,17 @@ class RepeatParts(NamedTuple):
 
     check: is asked of the inputs; ``None`` where the caller has asked.  inputs: how many.  run: the program.
     otherwise: is called instead, with the inputs, where this thread cannot begin at once.  failed: is called with the
-    inputs and what the program has raised, and raises.  cache, programs: the cache of the definition, and what its
-    attribute ``programs`` has been since.  made: what becomes its ``last_made``.  group: refers to the default process
-    group; ``None`` without one.  held: of a program of several ranks, whose turn it is.  note, call: what notes a call.
+    inputs, an error and whether the program has raised it, and raises.  cache, programs: the cache of the definition,
+    and what its attribute ``programs`` has been since.  made: what becomes its ``last_made``.  group: refers to the
+    default process group; ``None`` without one.  held: of a program of several ranks, whose turn it is.  note, call:
+    what notes a call.
     has_gradients: does an input require a gradient?  gives_list: are the outputs a new list?
     """
 
     check: Callable[..., bool] | None
     run: Callable[..., object]
     otherwise: Callable[[Sequence[torch.Tensor]], object]
-    failed: Callable[[Sequence[torch.Tensor], Exception], NoReturn]
+    failed: Callable[[Sequence[torch.Tensor], Exception, bool], NoReturn]
     cache: object
     programs: object
     made: object

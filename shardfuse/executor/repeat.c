@@ -139,9 +139,9 @@ static long deepen(PyObject *turn, int by) {
 /* What ``Held.__enter__`` does where nothing has changed: 1; 0 where that itself has to be asked. */
 static int enter(PyObject *const *parts, PyObject *turn) {
     PyObject *thread = PyObject_CallNoArgs(parts[CURRENT_THREAD]);
-    int is = thread ? is_free(turn, thread) : -1;
-    if (is > 0) is = is_owners(parts, turn, thread);
+    int is = thread ? is_owners(parts, turn, thread) : -1;
     if (is > 0) is = is_told(parts[HELD], turn);
+    if (is > 0) is = is_free(turn, thread); /* last: what is asked before may be Python, where another thread goes on */
     if (is > 0 && (PyObject_SetAttr(turn, named.inside, thread) || deepen(turn, 1) < 0)) is = -1;
     Py_XDECREF(thread);
     return is;
@@ -181,15 +181,16 @@ static PyObject *run_unrecorded(PyObject *const *parts, PyObject *inputs) {
     return found;
 }
 
-/* Have ``failed(inputs, error)`` raise what the program has raised, in the words that a caller sees. */
-static PyObject *fail(PyObject *const *parts, PyObject *inputs) {
+/* Have ``failed(inputs, error, is_programs)`` raise the error in the words that a caller sees.  is_programs: has the
+   program itself raised it? */
+static PyObject *fail(PyObject *const *parts, PyObject *inputs, int is_programs) {
     PyObject *type, *error, *traceback;
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
     PyErr_Fetch(&type, &error, &traceback);
     PyErr_NormalizeException(&type, &error, &traceback);
     if (traceback) PyException_SetTraceback(error, traceback);
-    PyObject *arguments[] = {inputs, error};
-    PyObject *found = PyObject_Vectorcall(parts[FAILED], arguments, 2, NULL);
+    PyObject *arguments[] = {inputs, error, is_programs ? Py_True : Py_False};
+    PyObject *found = PyObject_Vectorcall(parts[FAILED], arguments, 3, NULL);
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(traceback);
@@ -207,19 +208,20 @@ static int go_on(PyObject *const *parts, PyObject *refused) {
 static PyObject *run_in_turn(PyObject *const *parts, PyObject *inputs) {
     if (parts[HELD] == Py_None) {
         PyObject *found = run_unrecorded(parts, inputs);
-        return found ? found : fail(parts, inputs);
+        return found ? found : fail(parts, inputs, 1);
     }
     PyObject *turn = PyObject_GetAttr(parts[HELD], named.turn), *found = NULL;
     int entered = turn ? enter(parts, turn) : -1;
     if (entered > 0) {
         found = run_unrecorded(parts, inputs);
+        int is_programs = !found;
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
         PyObject *refused = leave(turn);
         if (found && refused != Py_None && (!refused || go_on(parts, refused))) Py_CLEAR(found);
         Py_XDECREF(refused);
         if (type) PyErr_Restore(type, value, traceback); /* in place of an error in leaving */
-        if (!found) found = fail(parts, inputs);
+        if (!found) found = fail(parts, inputs, is_programs);
     } else if (!entered) {
         found = PyObject_CallOneArg(parts[OTHERWISE], inputs);
     }

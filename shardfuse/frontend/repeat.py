@@ -151,10 +151,10 @@ class Repeated:
 
         return run
 
-    def _fail(self, inputs: Tensors, error: Exception) -> NoReturn:
-        """Raise what the body of the program has raised."""
+    def _fail(self, inputs: Tensors, error: Exception, is_programs: bool) -> NoReturn:
+        """Raise the error in the words that a caller sees.  is_programs: has the program's body raised it?"""
         on_failure = self._made.program.on_failure
-        if on_failure is not None:
+        if is_programs and on_failure is not None:
             on_failure(error)
         with lines_named(self._fd.fusion), reproduced(lambda: self._script(inputs)):
             raise error

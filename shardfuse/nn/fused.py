@@ -217,12 +217,12 @@ class FusedModule(Checks, PromisingModule):
             origins, tensors = origins or tensors, bound.taken(tensors)
         if not known.check(*tensors):
             return None
-        if known.is_direct and self.timer is None:
-            outputs = known.again(tensors)
-            return outputs if outputs is None or len(outputs) == bound.op.results else outputs[: bound.op.results]
         product = handed_on.product
         if product is not None and product.made is tensors[0]:
             return product.again(bound, known, self.timer, tensors, origins)
+        if known.is_direct and self.timer is None:
+            outputs = known.again(tensors)
+            return outputs if outputs is None or len(outputs) == bound.op.results else outputs[: bound.op.results]
         return bound.again(known, self.timer, tensors, origins)
 
     def bound_for(

@@ -161,7 +161,8 @@ class Features(Space):
         What is stored counts to the end, where all stores are: of a norm of a sum, the sum and the normed row across
         the reduction that finds the largest of the normed.
         """
-        made = [t for t in self.segment.tensors if self.has_r(t) and self.has_x(t) and not self.is_of_blocks(t)]
+        known = [t for t in self.segment.tensors if t in self.atoms]  # all but what windows are of
+        made = [t for t in known if self.has_r(t) and self.has_x(t) and not self.is_of_blocks(t)]
         last = dict.fromkeys(self.segment.outputs, self.phases)
         for e in self.segment.exprs:
             last |= {t: max(last.get(t, 0), self.phase[e.output]) for t in e.tensors if self.has_r(e.output)}

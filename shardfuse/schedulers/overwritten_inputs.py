@@ -37,8 +37,11 @@ def replaceable(
         at = next((k for k, (s, name, _) in enumerate(segments) if out in s.outputs and name not in ALONE), None)
         if at is None or any(target in s.inputs for s, _, _ in segments[at + 1 :]):
             continue
-        kernels = segments[at][2]
-        last = next(k for k, kernel in enumerate(kernels) if out in kernel.segment.outputs)
+        segment, _, kernels = segments[at]
+        last = next((k for k, kernel in enumerate(kernels) if out in kernel.segment.outputs), None)
+        is_known = target not in segment.inputs or any(target in kernel.segment.inputs for kernel in kernels)
+        if last is None or not is_known:  # a kernel has this rank's rows of it, and writes or reads the others' too
+            continue
         if any(target in kernel.segment.inputs for kernel in kernels[last + 1 :]):
             continue
         if _is_each_threads_own(kernels[last], target if target in kernels[last].segment.inputs else out, out):

@@ -102,6 +102,8 @@ def _summands(cut: Expr, own: Segment, ranks: int) -> tuple[BoundTensor, list[Ex
     """This rank's rows of what ``cut`` sends, and what a kernel makes of those of all ranks."""
     source = cut.tensors[0]
     if isinstance(cut.op, Reduce):
+        if cut.op.kind != "sum":
+            return f"{cut.output} is no sum of the ranks"
         piece = BoundTensor(f"{source.name}own", source.dtype, cut.output.domain)
         return piece, [*_added_up(piece, cut.output, ranks), *own.exprs]
     pieces = pieces_of_ranks(own, cut.output, ranks)
