@@ -6,6 +6,7 @@ Kernels are left out, and collectives, whose calls do nothing: what is counted i
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -151,11 +152,15 @@ def test_calls_of_a_step(made: Callable[[DeviceMesh], Step], of_python: int, of_
     Of ``rotary``, 4 and 4 find where the halves of its result begin, which on a GPU is a sum of an address.
     """
 
+    counted = threading.Barrier(RANKS)  # a profiler, of which there is one for all threads, makes ranges of calls
+
     def run(rank: int, size: int) -> tuple[int, int]:
         step = made(DeviceMesh(list(range(size))))
         for _ in range(WARM):
             step()
-        return calls_of_python(step), (calls_of_torch(step) if rank == 0 else 0)
+        python = calls_of_python(step)
+        counted.wait(60)
+        return python, (calls_of_torch(step) if rank == 0 else 0)
 
     (python, torchs), *others = run_ranks(RANKS, run)
     assert [found for found, _ in others] == [python] * (RANKS - 1), "every rank does the same"
