@@ -33,6 +33,7 @@ HAVE_RUN: Mapping[Form, str] = {
     Form.ALIKE: "2 x H200, 2026-11-28",
     Form.WORDS: "2 x H200, 2026-11-23; 4 x H200, 2026-11-28",
     Form.ROWS: "2 x H200, 2026-11-23; 4 x H200, 2026-11-28",
+    Form.BLOCKS: "2 x H200, 2026-11-28",
     Form.SCATTERED: "2 x H200, 2026-11-28",
     Form.GATHERED: "2 x H200, 2026-11-28",
 }

@@ -170,7 +170,7 @@ def test_a_module_of_partial_sums(arena: symmetric.Arena, pg: ProcessGroup) -> N
 def test_a_module_of_partial_sums_that_quantises(
     scales: ScaleKind, arena: symmetric.Arena, pg: ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its program is one kernel too, with the scales and the cast; of blocks where it is asked for."""
+    """Its program is one kernel too, with the scales and the cast."""
     monkeypatch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
     mesh = DeviceMesh(range(pg.size))
     module = quantized.AddRMSNorm(
@@ -226,6 +226,7 @@ def test_graphs_and_calls_in_turn(arena: symmetric.Arena, pg: ProcessGroup) -> N
     assert torch.equal(replayed, eager)
 
 
+@pytest.mark.fresh_world  # in memory of its own, of which the programs of other tests leave too little
 @pytest.mark.parametrize("shape", [(32, 64), (64, 32, 64), (2048, 8192)])
 def test_collectives_of_plain_tensors(arena: symmetric.Arena, pg: ProcessGroup, shape: tuple[int, ...]) -> None:
     """By kernels, of tensors that begin between two words of 16 bytes too, which are copied to where one does."""
