@@ -18,11 +18,13 @@ from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
 from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200
+from shardfuse.frontend.explain import explain_plan
 from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.nn import AddRMSNorm
 from shardfuse.passes.settle_inputs import settle_inputs
 from shardfuse.schedulers.exchange_forms import HAVE_RUN, Form, exchanged_form
+from shardfuse.schedulers.overwritten_inputs import replaceable
 from shardfuse.schedulers.plan import KernelPlan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -35,22 +37,27 @@ ROWS, N = 64, 1024
 
 def define(
     ranks: int = 2, n: int = N, *, dtype: DataType = BF16, made: DataType | None = None, axis: int = 0,
-    rows: int = ROWS, uneven: bool = False, gives_sum: bool = False, gives_part: bool = False,
+    rows: int = ROWS, uneven: bool = False, gives_sum: bool = False, gives_part: bool = False, kind: str = "sum",
+    replaces: bool = False,
 ) -> FusionDefinition:  # fmt: skip
     """A norm of the sum of all ranks, [rows, 4, n], of which each has a part along ``axis``, and all the result.
 
-    made: the result's type, where that is another.  gives_sum, gives_part: are the sum and this rank's part results?
+    made: the result's type, where that is another.  kind: of reduction.  replaces: is the result written over an input?
+    gives_sum, gives_part: are the sum and this rank's part results?
     """
     mesh = DeviceMesh(range(ranks))
     with FusionDefinition() as fd:
         o = fd.ops
         given = fd.define_tensor([ranks, rows, 4, n], contiguity=True, dtype=dtype)
-        total = o.sum(given, [0])
+        total = getattr(o, kind)(given, [0])
         x = o.cast(total, DataType.Float)
         y = o.mul(x, o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), 1e-5)))
         part = o.cast(y, made or dtype)
         whole = o.set(part)
-        fd.add_output(whole)
+        before = fd.define_tensor([rows, 4, n], contiguity=True, dtype=dtype) if replaces else None
+        fd.add_output(whole, alias_input=before)
+        if before is not None:
+            before.set_device_mesh(mesh)
         if gives_sum:
             fd.add_output(total)
         if gives_part:
@@ -126,6 +133,51 @@ def test_what_stays_with_collectives_says_why(fd: FusionDefinition, why: str) ->
     plan = plan_of(fd, ROWS)
     assert all(kernel.rank_exchange.sent is None for _, kernel in exchanging(plan))
     assert why in plan.in_kernel[0]
+
+
+@pytest.mark.parametrize("kind", ["max", "min", "prod"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_only_sums_are_added_up(ranks: int, kind: str) -> None:
+    plan = plan_of(define(ranks, kind=kind), ROWS)
+    assert all(kernel.rank_exchange.sent is None for _, kernel in exchanging(plan))
+    assert "communication" in [s.scheduler for s in plan.segments]
+
+
+def test_a_result_that_replaces_an_input_is_copied_to_it() -> None:
+    """The kernel writes rows of the other ranks in it, which it has under another name."""
+    plan = plan_of(define(replaces=True), ROWS)
+    kernel_of(plan)
+    planned = [(s.segment, s.scheduler, s.kernels) for s in plan.segments]
+    assert plan.fusion.aliases
+    assert replaceable(plan.fusion, planned, list(plan.fusion.inputs)) == {}
+    assert explain_plan(plan).copies == 1
+
+
+def test_other_kernels_exchange_by_default_where_a_gather_of_more_ranks_stays() -> None:
+    """A norm over a sharded axis, and one of sharded rows that all ranks are given."""
+    mesh = DeviceMesh(range(4))
+    with FusionDefinition() as fd:
+        o = fd.ops
+        made: list[TensorView] = []
+        for _ in range(2):
+            given = fd.define_tensor([ROWS, N], contiguity=True, dtype=BF16)
+            x = o.cast(given, DataType.Float)
+            y = o.mul(x, o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), 1e-5)))
+            made += [given, o.cast(y, BF16)]
+        columns, by_columns, rows, by_rows = made
+        whole = o.set(by_rows)
+        fd.add_output(by_columns)
+        fd.add_output(whole)
+    cut(columns, 1, 4, mesh, uneven=False)
+    for tv in (rows, by_rows):
+        cut(tv, 0, 4, mesh, uneven=False)
+    whole.set_device_mesh(mesh)
+    plan = plan_of(fd, ROWS)
+    assert [s.scheduler for s in plan.segments] == ["exchange", "exchange"]
+    assert plan.apart is not None
+    chosen = with_exchanges(plan.apart, is_by_default=True)
+    assert sorted(s.scheduler for s in chosen.segments) == ["communication", "exchange", "persistent"]
+    assert "have not run over GPUs yet" in chosen.in_kernel[1]
 
 
 def test_rows_are_gathered_alone_where_the_sum_itself_is_read() -> None:
