@@ -11,6 +11,7 @@ import torch
 
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
+from ..frontend.profiled import profiler
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
 from .bound_op import BoundOp as BoundOp
@@ -119,7 +120,7 @@ class FusedModule(Checks, PromisingModule):
         if named and self.input_name in named:
             tensors = (named.pop(self.input_name), *tensors)
         try:
-            if not torch.compiler.is_compiling() and has_no_hooks(self):
+            if not (torch.compiler.is_compiling() or profiler._is_profiler_enabled) and has_no_hooks(self):
                 return self.forward(*tensors, **named)
             return super().__call__(*tensors, **named)
         except Exception as error:
