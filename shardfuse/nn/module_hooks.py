@@ -25,7 +25,8 @@ def has_no_hooks(module: torch.nn.Module) -> bool:
     For calls that torch.compile does not trace.
     """
     own: Any = module
+    kind: Any = type(module)
     variables = own.__dict__
     if any(_hooks_of(variables)) or any(_anywhere) or own._compiled_call_impl is not None:
         return False
-    return type(own)._call_impl is _CALL_IMPL and "_call_impl" not in variables and _Module.__call__ is _CALL
+    return kind._call_impl is _CALL_IMPL and "_call_impl" not in variables and _Module.__call__ is _CALL
