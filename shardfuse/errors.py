@@ -346,7 +346,7 @@ class ProgramMismatchError(ShardfuseError):
         super().__init__(
             f"{f'at {place} ' if place else ''}the ranks do not run the same program, line {at + 1} is the first that "
             f"differs: {have}. Give every rank "
-            f"of the mesh the same definition, unsharded sizes, mesh and options, in the same order{advice}"
+            f"of the mesh the same definition, dtypes, unsharded sizes, mesh and options, in the same order{advice}"
         )
         self.ranks = tuple(tuple(ranks) for ranks in found.values())
         self.line = at + 1
