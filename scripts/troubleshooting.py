@@ -85,7 +85,8 @@ ADVICE = {
     "PeerLostError": "Read the output of the rank that is named: its error is the cause.",
     "PlacementError": "One placement for each dimension of the mesh; `Partial()` only where the module takes summands.",
     "PortInUseError": "Choose another `MASTER_PORT`, or end the program that has it.",
-    "ProgramMismatchError": "Make the definition, the sizes and the order of calls the same on every rank; where a "
+    "ProgramMismatchError": "Make the definition, the dtypes and sizes of tensors, and the order of calls the same on "
+    "every rank; tensors have other numbers in the definition of a module whose input has another dtype. Where a "
     "run has failed on one rank, let its exception end that rank. See [Debug a hang](howto/debug_a_hang.md).",
     "PromiseError": "Do what the message says; [Keep the same bits](howto/keep_bits.md) lists what is refused.",
     "PromotionError": "Cast one operand with `fd.ops.cast`.",
