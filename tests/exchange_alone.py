@@ -253,7 +253,7 @@ def share_as_much_as_is_asked_for(context: ProcessContext) -> None:
 
 
 def tune_beside_an_exchange(context: ProcessContext) -> None:
-    """Another kernel of the program is tuned, by one rank; the one that exchanges is launched by nobody alone.
+    """Another kernel of the program is tuned, by one rank; no rank launches by itself the one that exchanges.
 
     Where ranks have agreed on collectives, what was tuned is theirs, also when the plan is made once more.
     """

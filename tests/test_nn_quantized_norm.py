@@ -148,7 +148,7 @@ def test_dtensors(scales: ScaleKind) -> None:
             assert [list(t.placements) for t in (found.values, total)] == [at, at]
             assert scales == "given" or list(found.scales.placements) == rows
             assert_near(total.full_tensor(), (x + r).double(), n=2, rows=None)
-            pieces: list[Tensor] = [torch.empty(0)] * size  # of bytes, as nobody adds up or pickles float8
+            pieces: list[Tensor] = [torch.empty(0)] * size  # of bytes: float8 is neither added up nor pickled
             torch.distributed.all_gather_object(pieces, found.values.to_local().view(torch.uint8))
             dim = {S0: 0, S2: 2}.get(at[0])
             values = (pieces[0] if dim is None else torch.cat(pieces, dim)).view(torch.float8_e4m3fn)

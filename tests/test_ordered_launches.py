@@ -183,7 +183,7 @@ def test_another_stream_waits_once_and_records_each_time(world: World) -> None:
 
 
 def test_a_first_launch_on_another_stream(world: World) -> None:
-    assert world.launch(7) == ordered(7)  # for an event that nobody has recorded
+    assert world.launch(7) == ordered(7)  # for an event that no stream has recorded
     assert world.launch(7) == ordered(7, waits=False)
     assert slow(world, 1)
 

@@ -25,7 +25,7 @@ TEXT = """def nvfuser_fusion(fd : FusionDefinition) -> None :
 
 
 def ranges(call: Callable[[], object]) -> list[str]:
-    """Names of shardfuse's ranges, in the order in which they began; ops of torch.library are none."""
+    """Names of shardfuse's ranges, in the order in which they began; custom ops of torch have no range."""
     with profile() as found:
         call()
     begun = sorted(found.function_events, key=lambda event: event.time_range.start)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..schedulers.plan import KernelPlan, RankExchange
-from ..schedulers.rank_exchange import LEFT_FREE
+from ..schedulers.rank_exchange import LEFT_FREE, free_multiprocessors
 from .mesh_exchange import SLOTS
 from .source import MAILBOX, KernelSource
 from .statements import Branch, Loop, Statement, While
@@ -69,21 +69,21 @@ def grid_of(exchange: RankExchange, blocks: int, multiprocessors: int) -> int:
     """Programs of a launch for so many blocks of rows, on a GPU with all but what NCCL takes for one group."""
     if not exchange.is_claimed:
         return min(blocks, exchange.programs // exchange.members) * exchange.members
-    free = max(multiprocessors - LEFT_FREE, 1)
+    free = free_multiprocessors(multiprocessors)
     return -(-min(blocks, exchange.programs) // free) * (free + LEFT_FREE)
 
 
 def programs_at_once(plan: KernelPlan) -> int:
     """Multiprocessors that a launch takes where it may."""
     exchange = plan.rank_exchange
-    free = max(plan.device.multiprocessors - LEFT_FREE, 1)
+    free = free_multiprocessors(plan.device.multiprocessors)
     return free if exchange.is_claimed else min(plan.space.kept * exchange.members, free)
 
 
 def integers_of(exchange: RankExchange, multiprocessors: int) -> dict[str, tuple[int, str]]:
     """The last arguments, with their values and types: on a GPU with all but what NCCL takes for one group."""
     if exchange.is_claimed:
-        return {ROOM: (max(multiprocessors - LEFT_FREE, 1), "tl.int32")}
+        return {ROOM: (free_multiprocessors(multiprocessors), "tl.int32")}
     return {FIRST: (0, "tl.int32")} if exchange.is_in_rows else {}
 
 

@@ -29,7 +29,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..schedulers.limits import power_of_two, power_of_two_within
 from ..schedulers.plan import RankExchange
-from ..schedulers.rank_exchange import LEFT_FREE
+from ..schedulers.rank_exchange import free_multiprocessors
 from . import narrow
 from .arithmetic import TRITON_TYPE
 from .claims import FIRST, ROOM, claim_helpers, grid_of, program_loops
@@ -43,15 +43,15 @@ from .statements import Statement, function_text
 Kind = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
 SUMMED = (DataType.BFloat16, DataType.Half, DataType.Float)
 """Types whose sums, accumulated in float32 and rounded once, are at least as near as NCCL's."""
-MOST_CHUNK = 1 << 14
+MAX_CHUNK_BYTES = 1 << 14
 """Bytes of a chunk for one peer: the row of 8192 16-bit elements with which the exchange row by row reaches NVLink's
 bandwidth, 4 programs of 8 warps on each multiprocessor.  More peers have smaller ones, so that slots take as much."""
-_LEAST_CHUNK = 1 << 12
+_MIN_CHUNK_BYTES = 1 << 12
 """Bytes of a chunk where a launch has less than one for each multiprocessor: the smaller ones leave and come by more of
 them at a time.  Below it a fence and a flag take longer than what they stand for."""
-_OF_THREAD = 64
+_BYTES_PER_THREAD = 64
 """Bytes of the chunks of all peers that a thread has, of each those of one load at least: as many are under way."""
-PROGRAMS_EACH = 4
+PROGRAMS_PER_MULTIPROCESSOR = 4
 """Programs on a multiprocessor: while one waits, the others store."""
 
 
@@ -91,7 +91,7 @@ class Collective:
 
 def most_chunk(ranks: int) -> int:
     """Bytes of the largest chunk that is sent to each of the other ranks."""
-    return power_of_two_within(MOST_CHUNK // (ranks - 1))
+    return power_of_two_within(MAX_CHUNK_BYTES // (ranks - 1))
 
 
 def slot_words(exchange: RankExchange) -> int:
@@ -102,7 +102,7 @@ def slot_words(exchange: RankExchange) -> int:
 def chosen_chunk(size: int, ranks: int, free: int) -> int:
     """Bytes of the chunks of so many bytes: the largest, or those by which each of ``free`` multiprocessors has one."""
     most = most_chunk(ranks)
-    return max(min(most, _LEAST_CHUNK), min(most, power_of_two(-(-size // free))))
+    return max(min(most, _MIN_CHUNK_BYTES), min(most, power_of_two(-(-size // free))))
 
 
 def collective_source(made: Collective, moves: Moves, multiprocessors: int, *, interpret: bool = False) -> KernelSource:
@@ -123,7 +123,7 @@ def collective_source(made: Collective, moves: Moves, multiprocessors: int, *, i
     tensors = tuple(BoundTensor(name, made.dtype, BoundDomain(())) for name in ("given", "taken"))
     given_last = free_multiprocessors(multiprocessors) if exchange.is_claimed else 0
     grid = grid_of(exchange, -(-moves.count * UNIT // made.chunk), multiprocessors)
-    of_thread = max(power_of_two_within(_OF_THREAD // (exchange.ranks - 1)), UNIT)
+    of_thread = max(power_of_two_within(_BYTES_PER_THREAD // (exchange.ranks - 1)), UNIT)
     warps = max(made.chunk // of_thread // WARP, 1)
     return KernelSource(
         made.name, text, tensors, (), (*numbers.values(), given_last), grid, warps, 1,
@@ -263,11 +263,6 @@ def _summed(made: Collective, *, interpret: bool) -> list[Statement]:
     return [*lines, f"tl.store({_taken(made, '')}, {result}.to({element}), mask=mask)"]
 
 
-def free_multiprocessors(multiprocessors: int) -> int:
-    """Those that NCCL leaves where it has one process group."""
-    return max(multiprocessors - LEFT_FREE, 1)
-
-
 def shared_programs(multiprocessors: int) -> int:
     """Programs that share the chunks of every launch, on a GPU with so many multiprocessors."""
-    return PROGRAMS_EACH * free_multiprocessors(multiprocessors)
+    return PROGRAMS_PER_MULTIPROCESSOR * free_multiprocessors(multiprocessors)

@@ -2,10 +2,10 @@
    which is Python, is called between.
 
    ``frontend/repeat.py`` has the same in Python, and what is rare goes there: a thread whose turn it is not yet, the
-   first run that other ranks are told of, a run that a profiler records, and what the program raises.  A call waits in Python for each attribute that
-   it reads, which takes it longer than a kernel of a few rows.
+   first run, which is reported to the other ranks, a run that a profiler records, and what the program raises.  In
+   Python, the look-ups of attributes alone take longer than a small kernel.
 
-   The lock of a turn (turns.py) is not taken: whoever holds it may be anywhere, and is left alone; nobody comes to it
+   The lock of a turn (turns.py) is not taken: a thread that holds it keeps it, and none can take it
    while this code runs, which holds the interpreter's. */
 
 #include "driver.h"
@@ -94,7 +94,7 @@ static int is_known(PyObject *const *parts, PyObject *inputs) {
     return is;
 }
 
-/* Nobody holds the lock, nobody was refused, and nobody but this thread is inside: what lets it in at once. */
+/* No thread holds the lock, none was refused, and none but this one is inside: what lets it in at once. */
 static int is_free(PyObject *turn, PyObject *thread) {
     PyObject *lock = PyObject_GetAttr(turn, named.lock);
     int is_held = lock ? is_true(PyObject_CallMethodNoArgs(lock, named.locked)) : -1;

@@ -26,7 +26,6 @@ from ..codegen.collective_kernels import (
     Kind,
     chosen_chunk,
     collective_source,
-    free_multiprocessors,
     shared_programs,
     slot_words,
 )
@@ -41,7 +40,7 @@ from ..mesh.groups import Team
 from ..mesh.symmetric import Arena, arena
 from ..rank_errors import CapturedCollectiveError
 from ..schedulers.plan import RankExchange
-from ..schedulers.rank_exchange import MOST_RANKS
+from ..schedulers.rank_exchange import MOST_RANKS, free_multiprocessors
 from .agreement import agreed
 from .collective_calls import is_one_step
 from .comparison import digest
@@ -226,7 +225,7 @@ def exchange_of(ranks: Sequence[int], multiprocessors: int, *, is_claimed: bool)
 def _agreed(found: Arena, team: Team, device: torch.device, kernel: Kernel, exchange: RankExchange) -> Region | None:
     """The slots of the team's kernels, once its ranks have compiled ``kernel``; ``None`` where not all of them could.
 
-    They compare its text, once for each, and are told where slots begin: behind what any of them handed out.  What a
+    They compare its text, once for each, and receive where slots begin: behind what any of them handed out.  What a
     rank may lack memory for, the table, is made before, so that all of them raise where one has none, and where one
     cannot write it, in a capture.  On another GPU than the one that shares memory there is no kernel.
     """

@@ -57,6 +57,11 @@ _MOST_ROWS = 1 << 16
 """Rows with slots of their own.  Of 8 ranks and two statistics they take 16 MB, a quarter of the arena."""
 
 
+def free_multiprocessors(multiprocessors: int) -> int:
+    """Those of a GPU with so many that NCCL leaves where it has one process group."""
+    return max(multiprocessors - LEFT_FREE, 1)
+
+
 @dataclass(frozen=True)
 class Exchanged:
     """``segment`` with ``exchange`` inside of it."""
@@ -221,8 +226,13 @@ def _in_fewest_turns(space: Features, device: Device) -> Schedule:
 
 def _turns(schedule: Schedule, space: Features, device: Device) -> int:
     """Rows that a program has, one behind the other, of as many programs as are resident at most."""
-    free = max(device.multiprocessors - LEFT_FREE, 1)
-    return -(-space.kept // (free * max(_MANY_WARPS // schedule.launch.warps, 1) * schedule.kept))
+    programs = _resident(device, _MANY_WARPS, schedule.launch)
+    return -(-space.kept // (programs * schedule.kept))
+
+
+def _resident(device: Device, warps: int, launch: Launch) -> int:
+    """Programs that run at once, with so many warps on each multiprocessor that NCCL leaves."""
+    return free_multiprocessors(device.multiprocessors) * max(warps // launch.warps, 1)
 
 
 def _one_row(space: Features) -> Schedule:
@@ -260,7 +270,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     segment = found.segment
     space = features(segment, device)
     schedule = _in_fewest_turns(space, device)
-    free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
+    free, members = free_multiprocessors(device.multiprocessors), 1
     is_gathered = found.exchange.gathered is not None
     in_rows = is_gathered or (found.exchange.sent is not None and is_in_rows(space))
     if found.exchange.sent is not None or is_gathered:
@@ -271,13 +281,13 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     is_indexed = found.exchange.sent is None and _is_indexed(space)
     schedule = in_whole_blocks(_indexed(schedule, space) if is_indexed else schedule, space)
     launch = schedule.launch
-    programs, registers = free * max(_WARPS // launch.warps, 1), device.bound(_WARPS)
+    programs, registers = _resident(device, _WARPS, launch), device.bound(_WARPS)
     # of more than two ranks the address of each one's slots takes two registers
     held = schedule.kept * space.reduced * space.held_at_most / (launch.warps * WARP)
     held += 2 * (found.exchange.ranks - 2)
     held *= 1 + is_indexed
     if held <= _held(device, _MANY_WARPS) and space.kept > programs * schedule.kept:
-        programs, registers = free * max(_MANY_WARPS // launch.warps, 1), device.bound(_MANY_WARPS)
+        programs, registers = _resident(device, _MANY_WARPS, launch), device.bound(_MANY_WARPS)
     own = launch.registers if space.held_at_most <= 1 else None  # it is for rows of which a thread holds one value
     launch = replace(launch, registers=min(own or registers, registers))
     is_claimed = programs > free and space.kept > free * schedule.kept
