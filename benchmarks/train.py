@@ -14,7 +14,7 @@ reference, the eager peer in the next wider dtype, has after some steps of gradi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -135,7 +135,7 @@ def _ready(sized: _Sized, rounds: int, only: Sequence[str]) -> tuple[dict[str, S
             continue
         if "torch.compile" in name and steps and not any("torch.compile" in other for other in steps):
             first = per_call({n: step.run for n, step in steps.items()}, sized.device, min(rounds, 3))
-            _print(f"dim {sized.dim}: {', '.join(f'{n} {us / 1e3:.2f} ms' for n, (us, _, _) in first.items())}")
+            _print(f"dim {sized.dim}: {_milliseconds(first)}")
         began = perf_counter()
         step = sized.make(name)
         if step is not None:
@@ -147,19 +147,21 @@ def _ready(sized: _Sized, rounds: int, only: Sequence[str]) -> tuple[dict[str, S
 def _rows(sized: _Sized, rounds: int, only: Sequence[str]) -> list[Row]:
     steps, memory = _ready(sized, rounds, only)
     timed = per_call({name: step.run for name, step in steps.items()}, sized.device, rounds)
+    _print(f"dim {sized.dim}: {_milliseconds(timed)}")
     if OWN in steps:
         _told_gaps(steps[OWN], sized.device)
     busy = {name: _busy(step, sized.device) for name, step in steps.items()}
     wider = torch.float32 if sized.dtype is torch.bfloat16 else torch.float64
     reference = Trained.of(sized.plain(dtype=wider))
-    found = {name: Trained.of(step, reference.weights) for name, step in steps.items()}
+    eager = Trained.of(steps[EAGER], reference.weights)
     rows: list[Row] = []
-    for name, trained in found.items():
-        is_right = everywhere(trained.is_right(reference, found[EAGER]), sized.device)
+    for name, step in steps.items():  # one by one: gradients of all at two weights are more than a GPU holds
+        trained = eager if name == EAGER else Trained.of(step, reference.weights)
+        is_right = everywhere(trained.is_right(reference, eager), sized.device)
         rate = sized.tokens.numel() / timed[name][0] * 1e6
         told = (
             f"{sized}; {rate:.0f} tokens/s, {memory[name] / 2**30:.2f} GiB, {busy[name]}"
-            f"{trained.told(reference, found[EAGER])}"
+            f"{trained.told(reference, eager)}"
         )
         implementation = name.removesuffix(IN_A_GRAPH)  # of which those in graphs are compared with one another
         workload = "train" if implementation == name else f"train{IN_A_GRAPH}"
@@ -167,6 +169,10 @@ def _rows(sized: _Sized, rounds: int, only: Sequence[str]) -> list[Row]:
         rows.append(Row(workload, f"dim {sized.dim}", implementation, 0, *timed[name], note=note))
         _print(f"{name}: {told}")
     return rows
+
+
+def _milliseconds(timed: Mapping[str, tuple[float, float, float]]) -> str:
+    return ", ".join(f"{name} {us / 1e3:.2f} ms" for name, (us, _, _) in timed.items())
 
 
 def _print(text: str) -> None:

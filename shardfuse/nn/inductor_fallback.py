@@ -1,0 +1,44 @@
+# pyright: reportPrivateUsage=false
+"""Ops that Inductor calls as they are are told to it before it asks.
+
+torch before 2.13 writes the arguments of an op that it has no lowering for into a message, which is written whether
+anybody reads it or not.  Each argument is printed with all that it is computed from, once for each path to it, so that
+the message about the loss behind six layers of a transformer does not end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch._library import utils as _utils
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WRITES_MESSAGES: bool = cast("Any", torch.__version__) < (2, 13)
+
+
+def told_to_inductor(name: str, fake: Callable[P, T]) -> Callable[P, T]:
+    """``fake``, which gives the shapes of the results of ``shardfuse::<name>``: torch asks it before Inductor does."""
+    if not WRITES_MESSAGES:
+        return fake
+
+    @wraps(fake)
+    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        tell(getattr(torch.ops.shardfuse, name).default)
+        return fake(*args, **kwargs)
+
+    return told
+
+
+def tell(op: Any) -> None:
+    """Have Inductor, where it is loaded, call ``op`` as it is: with the strides that torch would ask for by itself."""
+    lowering: Any = sys.modules.get("torch._inductor.lowering")
+    if lowering is None or op in lowering.lowerings:
+        return
+    tag = cast("Any", _utils).get_layout_constraint_tag(op, with_default=True)
+    lowering.make_fallback(op, lowering.tag_to_layout_constraint(tag), warn=False)
