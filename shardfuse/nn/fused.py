@@ -18,6 +18,7 @@ from .bound_op import BoundOp as BoundOp
 from .bound_op import Take as Take
 from .checks import Checks
 from .dtensor_autograd import Given
+from .fusion_run import Last
 from .module_hooks import has_no_hooks
 from .of_linear import handed_on
 from .output_shapes import OutputShapes
@@ -113,6 +114,7 @@ class FusedModule(Checks, PromisingModule):
         self._bound: dict[Hashable, BoundOp | None] = {}
         self._ready: dict[Hashable, tuple[BoundOp, Specs]] = {}
         """Of those, by less than all that they were found by: tensors are compared with those of a call before."""
+        self.last: Last | None = None
         self.described: dict[Hashable, BoundOp] = {}
         """The settings of tensors that are passed as text to an op of torch's."""
 
@@ -159,6 +161,7 @@ class FusedModule(Checks, PromisingModule):
         """Print the settings; what was bound for others is let go of.  Each module's __init__ ends with it."""
         self._bound.clear()
         self._ready.clear()
+        self.last = None
         self.described.clear()
         if not self.family:
             return
@@ -222,6 +225,7 @@ class FusedModule(Checks, PromisingModule):
         if product is not None and product.made is tensors[0]:
             return product.again(bound, known, self.timer, tensors, origins)
         if known.is_direct and self.timer is None:
+            vars(self)["last"] = Last(known.check, known.again, specs, bound.taken)  # torch's __setattr__ takes longer
             outputs = known.again(tensors)
             return outputs if outputs is None or len(outputs) == bound.op.results else outputs[: bound.op.results]
         return bound.again(known, self.timer, tensors, origins)
@@ -273,7 +277,7 @@ class FusedModule(Checks, PromisingModule):
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process, or to other modules."""
-        return {**self.__dict__, "_bound": {}, "_ready": {}, "described": {}, "bucket": None, "_fits": None}
+        return {**self.__dict__, "_bound": {}, "_ready": {}, "last": None, "described": {}, "bucket": None, "_fits": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]

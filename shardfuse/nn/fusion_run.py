@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,7 @@ from ..frontend import FusionDefinition
 from ..frontend.profiled import profiler
 from ..ir import TensorView
 from .placement import TensorPlacement
-from .tensor_kinds import plain_metadata_of
+from .tensor_kinds import Specs, plain_metadata_of
 from .timer import FusionTimer
 
 if TYPE_CHECKING:
@@ -51,6 +51,18 @@ class Known(NamedTuple):
     def timed(self, timer: FusionTimer, given: Tensors) -> Tensors | None:
         """What ``again`` gives of tensors of which ``check`` has been asked."""
         return timer.run(self.again, given)
+
+
+class Last(NamedTuple):
+    """The last call of a module, where that recorded no gradients and handed its tensors to a program as they were.
+
+    specs, taken: of those tensors that are DTensors, and what gives the local ones of all.
+    """
+
+    check: Check
+    again: Again
+    specs: Specs
+    taken: Callable[[Tensors], Tensors]
 
 
 class FusionRun:
