@@ -277,7 +277,8 @@ class FusedModule(Checks, PromisingModule):
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process, or to other modules."""
-        return {**self.__dict__, "_bound": {}, "_ready": {}, "last": None, "described": {}, "bucket": None, "_fits": None}
+        bound = {"_bound": {}, "_ready": {}, "last": None, "described": {}}
+        return {**self.__dict__, **bound, "bucket": None, "_fits": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]

@@ -256,9 +256,7 @@ class RowNorm(TakesProducts, ParameterModule):
             return None
         return self.run_again((x, *behind, *residual), deferring(len(behind)), (x, *vectors, *residual))
 
-    def _as_last(
-        self, last: Last, x: torch.Tensor, residual: Sequence[torch.Tensor]
-    ) -> Sequence[torch.Tensor] | None:
+    def _as_last(self, last: Last, x: torch.Tensor, residual: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         """Of tensors like those of the last call, which recorded no gradients; None of others.
 
         What a backward would read may stand behind the results.

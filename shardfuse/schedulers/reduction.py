@@ -116,8 +116,7 @@ def _columns(space: Features) -> Schedule:
             lanes //= 2
         return Schedule(Tile(lanes, 1), launch=Launch(WARPS))
     is_stored = any(map(space.has_r, space.segment.outputs))
-    is_short = space.reduced * max(len(inputs), 1) <= space.tuned.columns.short
-    if is_short and not (is_stored or _needs_registers(space)):
+    if _is_short(space) and not (is_stored or _needs_registers(space)):
         return _short_columns(space)
     rows = _unaligned_rows(space)
     is_wide = rows * space.kept >= tuned.wide_enough
@@ -191,16 +190,32 @@ def _run_of(space: Features) -> int:
     return space.x[-1].extent if space.x else 1
 
 
+def _is_short(space: Features) -> bool:
+    """Does a program read its columns whole?  Longer ones only where they are so few that narrow tiles do not fill the
+    machine: parts of them would, but have to be added up behind a wait for all programs."""
+    read = space.reduced * max(len(space.streamed), 1)
+    if read <= space.tuned.columns.short:
+        return True
+    widest = 2 * space.tuned.reductions.least_short_lanes * space.width
+    is_narrow = space.narrowest_load(_run_of(space)) <= LEAST_COPY
+    return read <= space.tuned.columns.longest_whole and space.kept < widest * space.device.filling and not is_narrow
+
+
 def _short_columns(space: Features) -> Schedule:
-    """Columns that are reduced in one go: a warp for those of wide loads; else all threads side by side."""
+    """Columns that are reduced in one go: a warp for those of wide loads, and for fewer of them more threads, where
+    multiprocessors would idle otherwise; all threads side by side for narrow loads."""
     tuned = space.tuned.reductions
     if space.narrowest_load(_run_of(space)) <= LEAST_COPY:
         x_block, r_block = tuned.narrow_short_tile
         while x_block > tuned.least_lanes and space.kept < x_block * space.device.filling:
             x_block, r_block = x_block // 2, r_block * 2
         return Schedule(Tile(min(x_block, power_of_two(space.kept)), r_block), launch=Launch(WARPS))
-    lanes = min(tuned.short_lanes * space.width, power_of_two(space.kept))
-    return Schedule(Tile(lanes, tuned.short_rows), launch=Launch(1))
+    lanes, rows, warps = tuned.short_lanes * space.width, tuned.short_rows, 1
+    while lanes > tuned.least_short_lanes * space.width and space.kept < lanes * space.device.filling:
+        lanes, rows, warps = lanes // 2, rows * 2, WARPS
+    return Schedule(
+        Tile(min(lanes, power_of_two(space.kept)), min(rows, power_of_two(space.reduced))), launch=Launch(warps)
+    )
 
 
 def side_by_side(space: Features, rows: int) -> Features | None:

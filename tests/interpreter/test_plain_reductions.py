@@ -51,6 +51,38 @@ def test_rows_are_cut_by_their_bytes(rows: int, columns: int, dtype: DataType, c
 
 
 @pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "cut"),
+    [
+        (48, 1024, BF16, (32, 64, 4)),
+        (70, 4096, BF16, (32, 64, 4)),
+        (1000, 512, BF16, (32, 64, 4)),
+        (100, 520, FLOAT, (16, 64, 4)),
+        (40, 20000, BF16, (64, 32, 4)),
+        (100, 32, BF16, (32, 64, 4)),
+        (100, 34000, BF16, (128, 16, 1)),  # enough for all multiprocessors
+    ],
+)
+def test_few_columns_are_read_whole_in_narrow_tiles(
+    rows: int, columns: int, dtype: DataType, cut: tuple[int, int, int], tmp_path: Path
+) -> None:
+    """Loads of 64 bytes of a row side by side, so that as many multiprocessors as there are have something to do."""
+    segment, x = summed((rows, columns), dtype, 0)
+    schedule = reduction.propose(segment, H200)
+    assert (schedule.kept, schedule.reduced, schedule.launch.warps) == cut
+    assert schedule.is_held
+    assert schedule.split is None
+    given = values(rows, columns, dtype=dtype)
+    (total,) = run(segment, {x: given}, tmp_path)
+    close(total, given.double().sum(0))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1100, 4096), (1024, 40000), (1000, 1001)])
+def test_more_rows_or_columns_are_added_up_in_parts(rows: int, columns: int) -> None:
+    """More than a program reads whole; enough columns for parts to be few; loads of 2 bytes."""
+    assert reduction.propose(summed((rows, columns), BF16, 0)[0], H200).split is not None
+
+
+@pytest.mark.parametrize(
     ("op", "columns", "dtype", "is_unrolled"),
     [
         ("neg", 65536, BF16, True),
