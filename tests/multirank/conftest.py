@@ -105,6 +105,15 @@ def end_of_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What more ranks than two run once more, and for long, is left to two; all ranks decide alike."""
+    if LAUNCH.world_size <= 2:
+        return
+    left_out = [item for item in items if item.get_closest_marker("two_ranks_suffice")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """A rank that is still in a test when the others wait for its verdict tells on stderr where it is."""

@@ -41,6 +41,9 @@ def dynamic(module: torch.nn.Module) -> torch.nn.Module:
     return compiled(module, dynamic=True)
 
 
+ON_TWO = pytest.param(dynamic, marks=pytest.mark.two_ranks_suffice)
+
+
 class Of(Check):
     """Activations of a kind, and parameters as ``parameters`` says, of this rank's tests."""
 
@@ -153,13 +156,13 @@ def run(pg, check: Callable[[Of, Placements, Call], None], kind: str, parameters
             check(case, placements, way)
 
 
-@pytest.mark.parametrize("way", [eager, compiled, dynamic])
+@pytest.mark.parametrize("way", [eager, compiled, ON_TWO])
 @pytest.mark.parametrize("kind", ["leaf", "result", "transposed"])
 def test_norm(kind: str, way: Call, pg) -> None:
     run(pg, check_norm, kind, "local" if way is compiled else "dtensor", way)
 
 
-@pytest.mark.parametrize("way", [compiled, dynamic])
+@pytest.mark.parametrize("way", [compiled, ON_TWO])
 @pytest.mark.parametrize("check", CHECKS[1:])
 def test_modules(check: Callable[[Of, Placements, Call], None], way: Call, pg) -> None:
     run(pg, check, "leaf", "dtensor", way)

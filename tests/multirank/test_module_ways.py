@@ -141,6 +141,7 @@ NAMES = ["norm of rows", "norm of a hidden axis", "norm between parallel layers"
 NAMES += ["dropout and norm", "group norm", "batch norm", *PLAIN]
 
 
+@pytest.mark.two_ranks_suffice
 @pytest.mark.parametrize("way", WAYS)
 def test_ways(way: str, pg) -> None:
     for name in NAMES:

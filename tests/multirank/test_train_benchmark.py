@@ -9,7 +9,7 @@ from benchmarks import train, trained
 from benchmarks.train import EAGER, OWN, run_train
 from benchmarks.workload import Case
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.two_ranks_suffice]
 
 
 @pytest.fixture(autouse=True)
