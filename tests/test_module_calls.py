@@ -81,6 +81,15 @@ def test_a_profiler_names_modules() -> None:
     assert any("nn.Module: RMSNorm" in event.name for event in seen.events())
 
 
+def test_a_module_whose_init_was_not_run_is_refused_as_torch_refuses_it() -> None:
+    class Forgetful(RMSNorm):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(AttributeError, match="'Forgetful' object has no attribute '_backward_hooks'"):
+        Forgetful()(torch.ones(2, 4))
+
+
 def test_hooks_of_a_module_that_has_run() -> None:
     module, x, seen = RMSNorm(16), drawn(4, 16), list[str]()
     wanted = warmed(module, x)

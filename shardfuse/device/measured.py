@@ -330,7 +330,7 @@ class Measured:
     lagged: Lagged = Lagged()
     row_loops: RowLoops = RowLoops()
     splits: Splits = Splits()
-    reductions: Reductions = Reductions()
+    reductions: Reductions = field(default_factory=Reductions)
     loops: Loops = Loops()
     maps: Maps = Maps()
 

@@ -27,6 +27,10 @@ def has_no_hooks(module: torch.nn.Module) -> bool:
     own: Any = module
     kind: Any = type(module)
     variables = own.__dict__
-    if any(_hooks_of(variables)) or any(_anywhere) or own._compiled_call_impl is not None:
+    try:
+        hooks = _hooks_of(variables)
+    except KeyError:  # its __init__ was not run, which torch's call says
+        return False
+    if any(hooks) or any(_anywhere) or own._compiled_call_impl is not None:
         return False
     return kind._call_impl is _CALL_IMPL and "_call_impl" not in variables and _Module.__call__ is _CALL

@@ -8,11 +8,11 @@ before (T0 has a summand for each rank of mesh_x; rows of all else are cut over 
 
 after: the kernel sends each rank what this one has of its rows, and every rank the rows that it makes::
 
-    exchange:       T0own0 = of_rank(T0own, rank=0)     T0own1 = of_rank(T0own, rank=1)
-                    T2 = cast(add(T0own0, T0own1))
+    exchange:       T0_shard0 = of_rank(T0_shard, rank=0)     T0_shard1 = of_rank(T0_shard, rank=1)
+                    T2 = cast(add(T0_shard0, T0_shard1))
                     T17 = ...
 
-Of more than two ranks the first call is an all-to-all, and the kernel adds up what comes.  ``T0own`` stands for this
+Of more than two ranks the first call is an all-to-all, and the kernel adds up what comes.  ``T0_shard`` stands for this
 rank's rows of T0, and T17 for those of T18: the kernel is given T0 and T18 themselves, in which each row of a rank is
 as many elements behind that of the rank before.
 """
@@ -104,12 +104,12 @@ def _summands(cut: Expr, own: Segment, ranks: int) -> tuple[BoundTensor, list[Ex
     if isinstance(cut.op, Reduce):
         if cut.op.kind != "sum":
             return f"{cut.output} is no sum of the ranks"
-        piece = BoundTensor(f"{source.name}own", source.dtype, cut.output.domain)
+        piece = BoundTensor(f"{source.name}_shard", source.dtype, cut.output.domain)
         return piece, [*_added_up(piece, cut.output, ranks), *own.exprs]
     pieces = pieces_of_ranks(own, cut.output, ranks)
     if pieces is None or len({*pieces.values()}) != ranks:
         return "its reader does not read the summands one by one"
-    piece = BoundTensor(f"{source.name}own", source.dtype, next(iter(pieces)).output.domain)
+    piece = BoundTensor(f"{source.name}_shard", source.dtype, next(iter(pieces)).output.domain)
     replaced = {e: Expr(OfRank(k), (piece,), e.outputs) for e, k in pieces.items()}
     kept = [e for e in own.exprs if not isinstance(e.op, Window) or e.tensors[0] is not cut.output]
     return piece, [replaced.get(e, e) for e in kept]
