@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..device import WARP
+from ..device import WARP, Device
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
@@ -43,16 +43,6 @@ from .statements import Statement, function_text
 Kind = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
 SUMMED = (DataType.BFloat16, DataType.Half, DataType.Float)
 """Types whose sums, accumulated in float32 and rounded once, are at least as near as NCCL's."""
-MAX_CHUNK_BYTES = 1 << 14
-"""Bytes of a chunk for one peer: the row of 8192 16-bit elements with which the exchange row by row reaches NVLink's
-bandwidth, 4 programs of 8 warps on each multiprocessor.  More peers have smaller ones, so that slots take as much."""
-_MIN_CHUNK_BYTES = 1 << 12
-"""Bytes of a chunk where a launch has less than one for each multiprocessor: the smaller ones leave and come by more of
-them at a time.  Below it a fence and a flag take longer than what they stand for."""
-_BYTES_PER_THREAD = 64
-"""Bytes of the chunks of all peers that a thread has, of each those of one load at least: as many are under way."""
-PROGRAMS_PER_MULTIPROCESSOR = 4
-"""Programs on a multiprocessor: while one waits, the others store."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +50,7 @@ class Collective:
     """The kernel of one kind of collective.
 
     dtype: of the elements; of what is not added up, whose bits are moved, integers.  chunk: its bytes.
+    device: for which GPU it is.
     exchange: which ranks, how many programs share the chunks, and whether those that start claim their numbers.
     is_flat: is all that a rank gives, or has of one peer, one run of memory?
     """
@@ -67,6 +58,7 @@ class Collective:
     kind: Kind
     dtype: DataType
     chunk: int
+    device: Device
     exchange: RankExchange
     is_flat: bool = True
 
@@ -89,28 +81,31 @@ class Collective:
         return f"{self.kind}_{self.exchange.ranks}"
 
 
-def most_chunk(ranks: int) -> int:
+def most_chunk(ranks: int, device: Device) -> int:
     """Bytes of the largest chunk that is sent to each of the other ranks."""
-    return power_of_two_within(MAX_CHUNK_BYTES // (ranks - 1))
+    return power_of_two_within(device.measured.collectives.chunk_bytes // (ranks - 1))
 
 
-def slot_words(exchange: RankExchange) -> int:
+def slot_words(exchange: RankExchange, device: Device) -> int:
     """64-bit words of each rank's slots and flags, which all kernels of these ranks share."""
-    return flags_of_rows(exchange) + 2 * exchange.programs * (exchange.ranks - 1) * most_chunk(exchange.ranks) // 8
+    chunks = 2 * exchange.programs * (exchange.ranks - 1)
+    return flags_of_rows(exchange) + chunks * most_chunk(exchange.ranks, device) // 8
 
 
-def chosen_chunk(size: int, ranks: int, free: int) -> int:
-    """Bytes of the chunks of so many bytes: the largest, or those by which each of ``free`` multiprocessors has one."""
-    most = most_chunk(ranks)
-    return max(min(most, _MIN_CHUNK_BYTES), min(most, power_of_two(-(-size // free))))
+def chosen_chunk(size: int, ranks: int, device: Device) -> int:
+    """Bytes of the chunks of so many bytes: the largest, or those by which each multiprocessor that NCCL leaves has
+    one."""
+    most, least = most_chunk(ranks, device), device.measured.collectives.least_chunk_bytes
+    free = free_multiprocessors(device.multiprocessors)
+    return max(min(most, least), min(most, power_of_two(-(-size // free))))
 
 
-def collective_source(made: Collective, moves: Moves, multiprocessors: int, *, interpret: bool = False) -> KernelSource:
-    """The kernel for so much, as a GPU with so many multiprocessors launches it where NCCL takes those of one group.
+def collective_source(made: Collective, moves: Moves, *, interpret: bool = False) -> KernelSource:
+    """The kernel for so much, as its GPU launches it where NCCL takes the multiprocessors of one process group.
 
     moves: in units of 16 bytes.
     """
-    exchange = made.exchange
+    exchange, multiprocessors = made.exchange, made.device.multiprocessors
     numbers = moves.numbers(is_flat=made.is_flat)
     last = ROOM if exchange.is_claimed else FIRST
     kinds = dict.fromkeys(numbers, "tl.int64") | {last: "tl.int32"}
@@ -123,7 +118,8 @@ def collective_source(made: Collective, moves: Moves, multiprocessors: int, *, i
     tensors = tuple(BoundTensor(name, made.dtype, BoundDomain(())) for name in ("given", "taken"))
     given_last = free_multiprocessors(multiprocessors) if exchange.is_claimed else 0
     grid = grid_of(exchange, -(-moves.count * UNIT // made.chunk), multiprocessors)
-    of_thread = max(power_of_two_within(_BYTES_PER_THREAD // (exchange.ranks - 1)), UNIT)
+    of_thread = made.device.measured.collectives.thread_bytes // (exchange.ranks - 1)
+    of_thread = max(power_of_two_within(of_thread), UNIT)
     warps = max(made.chunk // of_thread // WARP, 1)
     return KernelSource(
         made.name, text, tensors, (), (*numbers.values(), given_last), grid, warps, 1,
@@ -230,7 +226,7 @@ def _slot_of(made: Collective, slots: str, k: int) -> str:
 
 
 def _slot_elements(made: Collective) -> int:
-    return most_chunk(made.exchange.ranks) // made.dtype.itemsize
+    return most_chunk(made.exchange.ranks, made.device) // made.dtype.itemsize
 
 
 def _arrived(made: Collective, j: int) -> str:
@@ -263,6 +259,6 @@ def _summed(made: Collective, *, interpret: bool) -> list[Statement]:
     return [*lines, f"tl.store({_taken(made, '')}, {result}.to({element}), mask=mask)"]
 
 
-def shared_programs(multiprocessors: int) -> int:
-    """Programs that share the chunks of every launch, on a GPU with so many multiprocessors."""
-    return PROGRAMS_PER_MULTIPROCESSOR * free_multiprocessors(multiprocessors)
+def shared_programs(device: Device) -> int:
+    """Programs that share the chunks of every launch."""
+    return device.measured.collectives.programs * free_multiprocessors(device.multiprocessors)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .invariant_rows import InvariantRows
+from .measured_collectives import Collectives
 from .measured_reductions import Reductions
 
 
@@ -333,6 +334,7 @@ class Measured:
     reductions: Reductions = field(default_factory=Reductions)
     loops: Loops = Loops()
     maps: Maps = Maps()
+    collectives: Collectives = field(default_factory=Collectives)
 
 
 H200_MEASURED = Measured()

@@ -32,7 +32,7 @@ from ..codegen.collective_kernels import (
 from ..codegen.collective_moves import UNIT, Moves, gathered, scattered
 from ..codegen.mesh_exchange import table_words
 from ..config import read_cache_directory
-from ..device import device_here
+from ..device import Device, device_here
 from ..errors import KernelCompileError
 from ..ir.dtype import DataType
 from ..mesh import DeviceMesh, ParallelType
@@ -53,8 +53,6 @@ from .rank_reduction import Reduction
 from .symmetric_slots import Region, hand_out_from, handed_out, is_in_reach, made_region, why_not_together
 from .turns import turn_here
 
-MOST_BYTES = 1 << 28
-"""Of what a rank gives one other, beyond which NCCL's rings are as fast."""
 _SHARE = 2
 """Of the arena, collectives take no more than one part of so many: fused kernels are to find room as well."""
 _BITS = {1: DataType.Int8, 2: DataType.Int16, 4: DataType.Int32, 8: DataType.Int, 16: DataType.Int}
@@ -149,19 +147,19 @@ def _issue(
     found: Arena, team: Team, device: torch.device, dtype: torch.dtype, kind: Kind, moves: Moves
 ) -> Issue | None:
     units, is_summed = moves.in_units(dtype.itemsize), kind in ("reduce_scatter", "all_reduce")
-    if units is None or units.count * UNIT > MOST_BYTES or (is_summed and dtype not in _SUMMED):
+    here = device_here(device)
+    is_short = units is not None and units.count * UNIT <= here.measured.collectives.longest
+    if units is None or not is_short or (is_summed and dtype not in _SUMMED):
         return None
     carried = _SUMMED[dtype] if is_summed else _BITS[dtype.itemsize]
     size, ranks = units.count * UNIT, team.size
     if kind == "all_reduce" and not is_one_step(size, ranks):
         return _in_two_steps(found, team, device, dtype, moves.count)
-    multiprocessors = device_here(device).multiprocessors
-    free = free_multiprocessors(multiprocessors)
-    chunk = chosen_chunk(size, ranks, free)
+    chunk, free = chosen_chunk(size, ranks, here), free_multiprocessors(here.multiprocessors)
     # small ones have a program for each chunk, on multiprocessors of their own
-    exchange = exchange_of(team.ranks, multiprocessors, is_claimed=size > chunk * free)
-    is_interpreted, made = device.type != "cuda", Collective(kind, carried, chunk, exchange, units.is_flat)
-    source = collective_source(made, units, multiprocessors, interpret=is_interpreted)
+    exchange = exchange_of(team.ranks, here, is_claimed=size > chunk * free)
+    is_interpreted, made = device.type != "cuda", Collective(kind, carried, chunk, here, exchange, units.is_flat)
+    source = collective_source(made, units, interpret=is_interpreted)
     kernel = Kernel(source, read_cache_directory(), interpret=is_interpreted)
     region = _agreed(found, team, device, kernel, exchange)
     if region is None:
@@ -214,9 +212,9 @@ def _kept_issue(
     return kept[key]
 
 
-def exchange_of(ranks: Sequence[int], multiprocessors: int, *, is_claimed: bool) -> RankExchange:
+def exchange_of(ranks: Sequence[int], device: Device, *, is_claimed: bool) -> RankExchange:
     """What a fused kernel that sends rows has: these ranks, and how many programs share the chunks of a launch."""
-    programs = shared_programs(multiprocessors)
+    programs = shared_programs(device)
     return RankExchange(
         DeviceMesh(ranks), ParallelType.mesh_x, (), programs=programs, is_claimed=is_claimed, is_in_rows=True
     )
@@ -242,7 +240,7 @@ def _agreed(found: Arena, team: Team, device: torch.device, kernel: Kernel, exch
             if known is None and told.number != _NO_KERNEL:
                 size = table_words(exchange)
                 table = made_to_last(lambda: torch.empty(size, dtype=torch.int64, device=device), device)
-        most, words = told.most, slot_words(exchange)
+        most, words = told.most, slot_words(exchange, device_here(device))
         assert most is not None, "each text is compared once"
         is_full = known is None and most + words > found.words // _SHARE
         found.decided[key] = "some rank has none" if most == _NO_KERNEL or is_full else None
