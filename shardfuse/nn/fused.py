@@ -277,8 +277,15 @@ class FusedModule(Checks, PromisingModule):
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process, or to other modules."""
-        bound = {"_bound": {}, "_ready": {}, "last": None, "described": {}}
-        return {**self.__dict__, **bound, "bucket": None, "_fits": None}
+        unbound: dict[str, object] = {
+            "_bound": {},
+            "_ready": {},
+            "described": {},
+            "last": None,
+            "bucket": None,
+            "_fits": None,
+        }
+        return {**self.__dict__, **unbound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]

@@ -12,7 +12,7 @@ alone, as they compute in float32 or float64 whatever they are given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -52,7 +52,11 @@ def define(module: type[FusedModule]) -> None:
         tags=(torch.Tag.pt2_compliant_tag,),
     )
     ops = _Ops(module.family)
-    for op, run, fake in ((name, ops.forward, ops.fake_forward), (backward, ops.backward, ops.fake_backward)):
+    ways: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
+        (name, ops.forward, ops.fake_forward),
+        (backward, ops.backward, ops.fake_backward),
+    ]
+    for op, run, fake in ways:
         for device in ("CPU", "CUDA"):
             _library.impl(op, run, device)
             _library.impl(op, fallthrough_kernel, f"Autocast{device}")

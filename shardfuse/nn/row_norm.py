@@ -264,8 +264,8 @@ class RowNorm(TakesProducts, ParameterModule):
         if modes():
             return None
         check, again, specs, taken = last
-        there = self._parameters
-        tensors = (x, *[there.get(name) for name in self.given], *residual)
+        there: Any = self._parameters  # of one that is not there any more the comparison says no
+        tensors: Sequence[torch.Tensor] = (x, *[there.get(name) for name in self.given], *residual)
         if specs:
             if any(getattr(tensors[k], "_spec", None) is not spec for k, spec in specs):
                 return None
