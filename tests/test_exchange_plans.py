@@ -64,6 +64,24 @@ def test_a_norm_over_a_sharded_axis_is_one_kernel(kind: str, rows: int) -> None:
     assert any(s.scheduler == "communication" for s in plan.apart.segments)
 
 
+@pytest.mark.parametrize(
+    ("kind", "rows", "warps", "registers"),
+    [
+        ("rms_norm", 100, 16, 128),  # a row for each multiprocessor
+        ("rms_norm", 256, 4, 128),
+        ("rms_norm", 512, 2, 128),  # 4 warps would have 64 registers
+        ("layer_norm", 800, 2, 128),
+        ("softmax", 801, 4, 64),  # not all wait at once
+        (PARTIAL, 512, 8, 64),
+    ],
+)
+def test_rows_that_wait_at_once_have_few_warps_rather_than_few_registers(
+    kind: str, rows: int, warps: int, registers: int
+) -> None:
+    launch = kernel_of(plan_of(define(kind, 8192, 2, BF16), rows)).schedule.launch
+    assert (launch.warps, launch.registers) == (warps, registers)
+
+
 @pytest.mark.parametrize("kind", [*OF_SUMMANDS, *OF_COLUMNS])
 @pytest.mark.parametrize("rows", [1, 8, 512])
 def test_a_norm_that_is_cast_to_float8_is_one_kernel(kind: str, rows: int) -> None:

@@ -218,23 +218,22 @@ def _indexed(schedule: Schedule, space: Features) -> Schedule:
 def _in_fewest_turns(space: Features, device: Device, *, is_sent: bool) -> Schedule:
     """A row for each program, with as many warps as one GPU alone takes, or fewer where more rows then wait at once.
 
-    A turn is a wait for the other ranks, which takes as long for a row of many warps as for one of few.  Where all rows
-    wait at once in the fewest warps that hold one, and no row is sent, these are taken: RMSNorm of 512 x 8192 took
-    5.9 us so, with twice as many 6.3 (2 x H200, bfloat16, in a CUDA graph).
+    A turn is a wait for the other ranks, which takes as long for a row of many warps as for one of few.  Where rows
+    that are not sent could wait at once only with less than the registers that ``_WARPS`` leave, half as many warps
+    have them rather: RMSNorm of 512 x 8192 took 5.8 us so, else 6.3 (2 x H200, bfloat16, in a CUDA graph).
     """
     most, least = by_one_program(space), in_registers(space)
-    if _turns(least, space, device) >= _turns(most, space, device):
-        return most
-    fewest = _in_fewest_warps(least, space, device)
-    is_at_once = space.kept <= _resident(device, _WARPS, fewest.launch) * fewest.kept
-    return fewest if is_at_once and not is_sent else least
+    schedule = least if _turns(least, space, device) < _turns(most, space, device) else most
+    if is_sent or schedule.launch.warps > least.launch.warps:
+        return schedule
+    halved = _in_half_the_warps(schedule)
+    is_held = space.reduced * max(space.held_at_most, 1) <= halved.launch.warps * WARP * _held(device, _WARPS)
+    few, many = (_resident(device, _WARPS, s.launch) * s.kept for s in (schedule, halved))
+    return halved if is_held and few < space.kept <= many else schedule
 
 
-def _in_fewest_warps(schedule: Schedule, space: Features, device: Device) -> Schedule:
-    """``schedule`` with threads that hold as much of a row as they may where ``_WARPS`` are resident."""
-    values = schedule.kept * space.reduced * max(space.held_at_most, 1)
-    warps = power_of_two(-(-values // (_held(device, _WARPS) * WARP)))
-    return replace(schedule, launch=Launch(min(warps, schedule.launch.warps)))
+def _in_half_the_warps(schedule: Schedule) -> Schedule:
+    return replace(schedule, launch=Launch(max(schedule.launch.warps // 2, 1)))
 
 
 def _turns(schedule: Schedule, space: Features, device: Device) -> int:
