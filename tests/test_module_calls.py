@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from torch import Tensor, fx
+from torch.func import functional_call
+from torch.nn import functional
 
-from shardfuse.nn import RMSNorm, SwiGLU
+from shardfuse.errors import ModuleArgumentError
+from shardfuse.nn import AddLayerNorm, LayerNorm, RMSNorm, SwiGLU
 
 
 def drawn(*shape: int) -> Tensor:
@@ -71,6 +75,58 @@ def test_an_instance_that_has_another_forward() -> None:
     warmed(module, x)
     module.forward = lambda given: given + 1
     assert torch.equal(module(x), x + 1)
+
+
+def supplied_as_a_parameter(module: torch.nn.Module, name: str, value: Tensor) -> None:
+    module._parameters[name] = torch.nn.Parameter(value)
+
+
+def supplied_as_an_attribute(module: torch.nn.Module, name: str, value: Tensor) -> None:
+    delattr(module, name)
+    setattr(module, name, value)
+
+
+def supplied_as_a_buffer(module: torch.nn.Module, name: str, value: Tensor) -> None:
+    delattr(module, name)
+    module.register_buffer(name, value)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("kind", [LayerNorm, AddLayerNorm])
+@pytest.mark.parametrize(
+    "supplied", [supplied_as_a_parameter, supplied_as_an_attribute, supplied_as_a_buffer, None], ids=str
+)
+def test_a_parameter_that_a_norm_comes_to_have_counts(
+    supplied: Callable[[torch.nn.Module, str, Tensor], None] | None,
+    kind: type[torch.nn.Module],
+    name: str,
+    mode: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """None: by ``torch.func.functional_call``."""
+    module, given, value = kind(16), [drawn(4, 16)] * (1 + (kind is AddLayerNorm)), drawn(16)
+    setattr(module, name, None)
+    with mode():
+        for _ in range(4):
+            module(*given)
+        if supplied is None:
+            found = functional_call(module, {name: value}, tuple(given))
+        else:
+            supplied(module, name, value)
+            found = module(*given)
+        other = {"weight": value} if name == "weight" else {"bias": value}
+        expected = functional.layer_norm(sum(given).double(), (16,), **{k: v.double() for k, v in other.items()})
+        result = found[0] if isinstance(found, tuple) else found
+    torch.testing.assert_close(result.double(), expected.double(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["timer", "promises"])
+def test_a_setting_of_another_kind_is_refused_and_changes_nothing(name: str) -> None:
+    module, x = RMSNorm(16), drawn(4, 16)
+    wanted = warmed(module, x)
+    with pytest.raises(ModuleArgumentError, match=rf"RMSNorm\({name}=5\): expected a \w+ or None"):
+        setattr(module, name, 5)
+    assert torch.equal(module(x), wanted)
 
 
 def test_a_profiler_names_modules() -> None:

@@ -30,7 +30,7 @@ _NOTHING = Promises()
 class PromisingModule(TimedModule):
     """A module of fusions that may promise bits.  ``promises``: what its fusions, forward and backward, keep."""
 
-    promises: Setting[Promises | None] = Setting()
+    promises: Setting[Promises | None] = Setting(Promises)
     mesh: Setting[DeviceMesh | None]
     input_name: str = "input"
     """The name that callers may have for the first tensor: torch's, or that of the module in whose place this is."""

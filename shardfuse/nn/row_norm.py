@@ -243,29 +243,25 @@ class RowNorm(TakesProducts, ParameterModule):
         """
         if torch.compiler.is_compiling() or not (self._ready and self._is_of_last_dim):
             return None
-        is_recording = torch.is_grad_enabled()
-        if not is_recording and self.last is not None:
-            results = self._as_last(self.last, x, residual)
-            if results is not None:
-                return results
-        vectors, bucket = self.vectors_here(), self.bucket
-        if bucket is None or not is_recording:
-            return self.run_again((x, *vectors, *residual))
-        behind = bucket.of(self, vectors)
-        if behind is None:
-            return None
-        return self.run_again((x, *behind, *residual), deferring(len(behind)), (x, *vectors, *residual))
+        vectors = self.vectors_here()
+        if torch.is_grad_enabled():
+            bucket = self.bucket
+            behind = None if bucket is None else bucket.of(self, vectors)
+            if behind is None:
+                return self.run_again((x, *vectors, *residual)) if bucket is None else None
+            return self.run_again((x, *behind, *residual), deferring(len(behind)), (x, *vectors, *residual))
+        given = (x, *vectors, *residual)
+        results = None if self.last is None else self._as_last(self.last, given)
+        return self.run_again(given) if results is None else results
 
-    def _as_last(self, last: Last, x: torch.Tensor, residual: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    def _as_last(self, last: Last, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         """Of tensors like those of the last call, which recorded no gradients; None of others.
 
         What a backward would read may stand behind the results.
         """
+        check, again, specs, taken = last
         if modes():
             return None
-        check, again, specs, taken = last
-        there: Any = self._parameters  # of one that is not there any more the comparison says no
-        tensors: Sequence[torch.Tensor] = (x, *[there.get(name) for name in self.given], *residual)
         if specs:
             if any(getattr(tensors[k], "_spec", None) is not spec for k, spec in specs):
                 return None

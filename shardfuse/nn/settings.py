@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh, current_rank
 from .placement import TensorPlacement
 
@@ -29,7 +30,12 @@ class Setting(Generic[T]):
 
     Each call of a module reads some.  So there is no ``__get__`` at run time: what is read is the entry of the module's
     ``__dict__``, without a call of Python's.
+
+    kind: of a setting that is no argument of the class, what it is unless None; another value is a ModuleArgumentError.
     """
+
+    def __init__(self, kind: type | None = None) -> None:
+        self._kind = kind
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -39,6 +45,9 @@ class Setting(Generic[T]):
         def __get__(self, module: object, owner: type) -> T: ...
 
     def __set__(self, module: object, value: T) -> None:
+        kind = self._kind
+        if kind is not None and not (value is None or isinstance(value, kind)):
+            raise ModuleArgumentError(type(module).__name__, self._name, value, f"a {kind.__name__} or None")
         if "text" not in module.__dict__:  # the module is being made, which checks its arguments
             module.__dict__[self._name] = value
             return

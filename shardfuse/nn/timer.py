@@ -91,7 +91,7 @@ class FusionTimer:
 class TimedModule(torch.nn.Module):
     """A module of fusions.  ``timer``: where their time is counted, if anywhere."""
 
-    timer: Setting[FusionTimer | None] = Setting()
+    timer: Setting[FusionTimer | None] = Setting(FusionTimer)
 
     def __init__(self) -> None:
         super().__init__()
