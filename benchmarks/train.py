@@ -168,6 +168,7 @@ def _rows(sized: _Sized, rounds: int, only: Sequence[str]) -> list[Row]:
         note = "" if is_right else f"WRONG: {told}"
         rows.append(Row(workload, f"dim {sized.dim}", implementation, 0, *timed[name], note=note))
         _print(f"{name}: {told}")
+        del trained  # before the next one has gradients
     return rows
 
 

@@ -58,11 +58,15 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """Inductor has not seen the ops of modules."""
-    seen = {op: known for op, known in lowering.lowerings.items() if str(op).startswith("shardfuse.")}
-    for op in seen:
-        del lowering.lowerings[op]
+    of_torch: Any = lowering
+    tables: list[dict[Any, Any]] = [lowering.lowerings, of_torch._maybe_layout_constraints]
+    seen = [{op: known for op, known in table.items() if str(op).startswith("shardfuse.")} for table in tables]
+    for table, found in zip(tables, seen, strict=True):
+        for op in found:
+            del table[op]
     yield
-    lowering.lowerings.update(seen)
+    for table, found in zip(tables, seen, strict=True):
+        table.update(found)
 
 
 def test_a_model_is_compiled_without_printing_it(printed: list[str], forgotten: None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -27,8 +28,19 @@ from shardfuse.errors import ModuleInputError, ShardfuseError, TransformError
 from shardfuse.executor import tensor_guard
 from shardfuse.executor.tensor_guard import check_of
 from shardfuse.frontend.repeat import Repeated
-from shardfuse.nn import AddRMSNorm, FusionTimer, LayerNorm, RMSNorm, RotaryEmbedding, SwiGLU, bucket_gradients
+from shardfuse.nn import (
+    AddLayerNorm,
+    AddRMSNorm,
+    FusionTimer,
+    LayerNorm,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+    bucket_gradients,
+    fused,
+)
 from shardfuse.nn.bound_op import BoundOp
+from shardfuse.nn.fused import FusedModule
 from shardfuse.nn.gated import _TOGETHER
 
 WARM = 4
@@ -41,8 +53,7 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 def gradients_of(module: torch.nn.Module, *inputs: Tensor) -> list[Tensor]:
     """Results, and gradients of inputs and parameters."""
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
-    results = module(*leaves)
-    results = [results] if isinstance(results, Tensor) else list(results)
+    results = as_list(module(*leaves))
     learned = [p for p in module.parameters() if p.requires_grad]
     given = [drawn(*r.shape, seed=5 + k, dtype=r.dtype) for k, r in enumerate(results)]
     return [*(r.detach() for r in results), *torch.autograd.grad(results, [*leaves, *learned], given)]
@@ -62,6 +73,14 @@ def check_as_new(module: torch.nn.Module, new: torch.nn.Module, *inputs: Tensor)
     for found, wanted in zip(gradients_of(module, *inputs), gradients_of(new, *inputs), strict=True):
         assert found.dtype is wanted.dtype
         assert torch.equal(found, wanted)
+    with torch.no_grad():
+        for result, expected in zip(as_list(module(*inputs)), as_list(new(*inputs)), strict=True):
+            assert result.dtype is expected.dtype
+            assert torch.equal(result, expected)
+
+
+def as_list(results: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)
 
 
 @pytest.fixture
@@ -90,6 +109,97 @@ def test_calls_that_are_alike_look_once(looked: list[BoundOp]) -> None:
         with torch.no_grad():
             module(*inputs)
         assert not looked
+
+
+@pytest.mark.parametrize("kind", [RMSNorm, AddRMSNorm, LayerNorm, AddLayerNorm])
+def test_a_norm_without_gradients_asks_the_last_call(kind: type[FusedModule], monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 1 + kind.__name__.startswith("Add")
+    module, inputs, others = kind(16), (drawn(4, 16),) * count, (drawn(3, 16),) * count
+    inputs = tuple(t.clone() for t in inputs)  # one tensor that comes twice is not known again
+    others = tuple(t.clone() for t in others)
+    asked: list[tuple[int, ...]] = []
+    run_again = FusedModule.run_again
+
+    def noted(self: FusedModule, tensors: Sequence[Tensor], *of: object) -> Sequence[Tensor] | None:
+        asked.append(tuple(tensors[0].shape))
+        return run_again(self, tensors, *of)  # pyright: ignore[reportArgumentType]
+
+    with torch.no_grad():
+        for _ in range(WARM):
+            module(*inputs)
+        monkeypatch.setattr(FusedModule, "run_again", noted)
+        module(*inputs)
+        assert asked == []
+        module(*others)
+        assert asked
+    asked.clear()
+    module(*inputs)  # a gradient is recorded
+    assert asked
+
+
+def test_a_dispatch_mode_sees_a_norm_without_gradients() -> None:
+    seen: list[str] = []
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    module, x = RMSNorm(16), drawn(4, 16)
+    with torch.no_grad():
+        for _ in range(WARM):
+            wanted = module(x)
+        with Noted():
+            found = module(x)
+    assert seen == ["shardfuse.rms_norm_v1.default"]
+    assert torch.equal(found, wanted)
+
+
+def test_a_setting_that_changes_while_another_thread_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That thread keeps what it has found where nobody looks any more."""
+    module, x = RMSNorm(16), drawn(4, 16)
+    is_in, may_go, caller = threading.Event(), threading.Event(), list[int]()
+    known = fused.modes
+
+    def modes() -> int:
+        if threading.get_ident() in caller and not is_in.is_set():
+            is_in.set()
+            assert may_go.wait(20)
+        return known()
+
+    def call() -> None:
+        caller.append(threading.get_ident())
+        with torch.no_grad():
+            module(x)
+
+    with torch.no_grad():
+        for _ in range(WARM):
+            module(x)
+        vars(module)["_last"] = None  # as behind a call of another kind
+        monkeypatch.setattr(fused, "modes", modes)
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert is_in.wait(20)
+        module.eps = 5.0
+        may_go.set()
+        thread.join()
+        for _ in range(WARM):
+            torch.testing.assert_close(module(x), functional.rms_norm(x, (16,), module.weight, 5.0))
+
+
+def test_a_subclass_may_have_what_names_it_likes() -> None:
+    class Kept(RMSNorm):
+        def __init__(self) -> None:
+            super().__init__(16)
+            self.last = torch.nn.Linear(16, 16)
+
+        def forward(self, x: Tensor, **named: object) -> Tensor:
+            return self.last(super().forward(x))
+
+    module, x = Kept(), drawn(4, 16)
+    with torch.no_grad():
+        for _ in range(WARM):
+            torch.testing.assert_close(module(x), module.last(functional.rms_norm(x, (16,), None, 1e-6)))
 
 
 def test_without_the_function_of_torch(monkeypatch: pytest.MonkeyPatch, looked: list[BoundOp]) -> None:

@@ -114,7 +114,7 @@ class FusedModule(Checks, PromisingModule):
         self._bound: dict[Hashable, BoundOp | None] = {}
         self._ready: dict[Hashable, tuple[BoundOp, Specs]] = {}
         """Of those, by less than all that they were found by: tensors are compared with those of a call before."""
-        self.last: Last | None = None
+        self._last: Last | None = None
         self.described: dict[Hashable, BoundOp] = {}
         """The settings of tensors that are passed as text to an op of torch's."""
 
@@ -158,11 +158,11 @@ class FusedModule(Checks, PromisingModule):
         return None
 
     def describe(self) -> None:
-        """Print the settings; what was bound for others is let go of.  Each module's __init__ ends with it."""
-        self._bound.clear()
-        self._ready.clear()
-        self.last = None
-        self.described.clear()
+        """Print the settings; what was bound for others is let go of.  Each module's __init__ ends with it.
+
+        A thread that is still in a call keeps what it has bound in the dicts that are let go of.
+        """
+        self._bound, self._ready, self._last, self.described = {}, {}, None, {}
         if not self.family:
             return
         self.__dict__["text"] = printed({**self.settings(), **self.common_settings()})
@@ -181,6 +181,7 @@ class FusedModule(Checks, PromisingModule):
             found = self.run_again(tensors, shaping, origins)
             if found is not None:
                 return found
+        ready = self._ready
         of_each = plain_metadata_of if PLAIN.issuperset(map(type, tensors)) else metadata_of
         key = (unsharded if unsharded is None else tuple(unsharded), shaping, *map(of_each, tensors))
         bound = self._bound.get(key, _MISSED)
@@ -195,7 +196,7 @@ class FusedModule(Checks, PromisingModule):
             return results
         specs = specs_of(tensors) if unsharded is None else None
         if specs is not None:
-            self._ready[tensors[0].shape, len(tensors), shaping] = bound, specs
+            ready[tensors[0].shape, len(tensors), shaping] = bound, specs
         product = handed_on.product
         if product is not None and product.made is tensors[0]:
             return product.through(bound, self.timer, tensors, origins)
@@ -208,7 +209,8 @@ class FusedModule(Checks, PromisingModule):
         origins: Sequence[torch.Tensor] = (),
     ) -> Sequence[torch.Tensor] | None:
         """As ``run``, of tensors like those of a call before, known by one look; else None."""
-        found = self._ready.get((tensors[0].shape, len(tensors), shaping))
+        ready, shape = self._ready, tensors[0].shape
+        found = ready.get((shape, len(tensors), shaping))
         if found is None or modes():
             return None
         bound, specs = found
@@ -225,7 +227,8 @@ class FusedModule(Checks, PromisingModule):
         if product is not None and product.made is tensors[0]:
             return product.again(bound, known, self.timer, tensors, origins)
         if known.is_direct and self.timer is None:
-            vars(self)["last"] = Last(known.check, known.again, specs, bound.taken)  # torch's __setattr__ takes longer
+            # past torch's __setattr__, which takes longer
+            vars(self)["_last"] = Last(known.check, known.again, specs, bound.taken, shape, ready)
             outputs = known.again(tensors)
             return outputs if outputs is None or len(outputs) == bound.op.results else outputs[: bound.op.results]
         return bound.again(known, self.timer, tensors, origins)
@@ -235,12 +238,13 @@ class FusedModule(Checks, PromisingModule):
         shaping: Shaping | None = None,
     ) -> BoundOp | None:  # fmt: skip
         """The fusions for such tensors; None where they hold no data, so that torch has to take the op."""
-        bound = self._bound.get(key, _MISSED)
+        kept = self._bound
+        bound = kept.get(key, _MISSED)
         if bound is _MISSED:
-            if len(self._bound) >= _BOUND:
-                self._bound.clear()
+            if len(kept) >= _BOUND:
+                kept.clear()
                 self._ready.clear()
-            bound = self._bound[key] = self._bind(tensors, unsharded, shaping)
+            bound = kept[key] = self._bind(tensors, unsharded, shaping)
         return bound
 
     def as_op(

@@ -54,15 +54,18 @@ class Known(NamedTuple):
 
 
 class Last(NamedTuple):
-    """The last call of a module, where that recorded no gradients and handed its tensors to a program as they were.
+    """The last call of a module without gradients that handed its tensors to a program as they were.
 
-    specs, taken: of those tensors that are DTensors, and what gives the local ones of all.
+    specs, taken: of those tensors that are DTensors, and what gives the local ones of all.  shape: of the first.
+    ready: the module's programs, by the settings of that call: others are in another dict.
     """
 
     check: Check
     again: Again
     specs: Specs
     taken: Callable[[Tensors], Tensors]
+    shape: torch.Size
+    ready: object
 
 
 class FusionRun:

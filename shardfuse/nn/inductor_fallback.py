@@ -38,7 +38,8 @@ def told_to_inductor(name: str, fake: Callable[P, T]) -> Callable[P, T]:
 def tell(op: Any) -> None:
     """Have Inductor, where it is loaded, call ``op`` as it is: with the strides that torch would ask for by itself."""
     lowering: Any = sys.modules.get("torch._inductor.lowering")
-    if lowering is None or op in lowering.lowerings:
+    make_fallback = getattr(lowering, "make_fallback", None)  # another thread may be importing it
+    if make_fallback is None or op in lowering.lowerings or op in lowering.decompositions:
         return
     tag = cast("Any", _utils).get_layout_constraint_tag(op, with_default=True)
-    lowering.make_fallback(op, lowering.tag_to_layout_constraint(tag), warn=False)
+    make_fallback(op, lowering.tag_to_layout_constraint(tag), warn=False)

@@ -251,19 +251,20 @@ class RowNorm(TakesProducts, ParameterModule):
                 return self.run_again((x, *vectors, *residual)) if bucket is None else None
             return self.run_again((x, *behind, *residual), deferring(len(behind)), (x, *vectors, *residual))
         given = (x, *vectors, *residual)
-        results = None if self.last is None else self._as_last(self.last, given)
+        last = self._last
+        results = None if last is None else self._as_last(last, given)
         return self.run_again(given) if results is None else results
 
     def _as_last(self, last: Last, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-        """Of tensors like those of the last call, which recorded no gradients; None of others.
+        """Of tensors like those of the last call without gradients; None of others.
 
         What a backward would read may stand behind the results.
         """
-        check, again, specs, taken = last
-        if modes():
+        check, again, specs, taken, shape, ready = last
+        if ready is not self._ready or modes():
             return None
         if specs:
-            if any(getattr(tensors[k], "_spec", None) is not spec for k, spec in specs):
+            if tensors[0].shape != shape or any(getattr(tensors[k], "_spec", None) is not spec for k, spec in specs):
                 return None
             tensors = taken(tensors)
         return again(tensors) if check(*tensors) else None
