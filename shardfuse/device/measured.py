@@ -101,10 +101,6 @@ class Columns:
     """Elements of a tile: 32 of each thread of 4 warps."""
     short: int = 128
     """Reduced elements, at the most, that a tile reads without a loop, where it needs them once."""
-    longest_whole: int = 1024
-    """Reduced elements of all inputs together, at the most, that a tile of few columns reads rather than a part of
-    them. The weight gradient of an RMSNorm of 512 x 4096, bfloat16, took 3.1 us so, in parts 6.3; of 512 x 1024 2.6
-    and 4.9; the sum over dim 0 of 1024 x 4096 2.9 and 5.9."""
     longest: int = 1024
     """Reduced elements of all inputs together that a tile holds in registers, at the most."""
     rows: int = 8

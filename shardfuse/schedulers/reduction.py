@@ -15,13 +15,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..device import LEAST_COPY, MAX_THREADS, Device
-from ..ir.digits import Digit, Root
+from ..ir.digits import Digit, Root, root_of
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise
 from ..segments.segment import Segment, segment_of
 from ..segments.space import stored_atoms
 from .features import Features, features, is_costly, reduction_or_refusal
-from .limits import MAX_WARPS, WARP, WARPS, WIDEST_WARPS, power_of_two, power_of_two_within, vector
+from .limits import MAX_WARPS, WARP, WARPS, WIDEST_LOAD, WIDEST_WARPS, power_of_two, power_of_two_within, vector
 from .looped import down_columns, in_loop
 from .persistent import in_registers
 from .plan import KernelPlan, one_launch
@@ -110,6 +110,8 @@ def _columns(space: Features) -> Schedule:
     """Tiles of columns, split into as many parts as there are programs wanted."""
     device, tuned = space.device, space.tuned.reductions
     inputs, wanted = space.streamed, device.filling
+    if (of_samples := _of_samples(space)) is not None:
+        return of_samples
     if space.reduced * max(len(inputs), 1) <= tuned.few_rows:
         lanes = min(MAX_THREADS, power_of_two(space.kept))
         while lanes > WARP * WARPS and space.kept < wanted * lanes:
@@ -191,14 +193,17 @@ def _run_of(space: Features) -> int:
 
 
 def _is_short(space: Features) -> bool:
-    """Does a program read its columns whole?  Longer ones only where they are so few that narrow tiles do not fill the
-    machine: parts of them would, but have to be added up behind a wait for all programs."""
-    read = space.reduced * max(len(space.streamed), 1)
-    if read <= space.tuned.columns.short:
+    """Does a program read its columns whole?  Longer ones only where they are so few that their tile is the narrowest:
+    parts of them would fill the machine, but have to be added up behind a wait for all programs."""
+    read, tuned = space.reduced * max(len(space.streamed), 1), space.tuned
+    if read <= tuned.columns.short:
         return True
-    widest = 2 * space.tuned.reductions.least_short_lanes * space.width
+    lanes, _, _ = _short_tile(space)
     is_narrow = space.narrowest_load(_run_of(space)) <= LEAST_COPY
-    return read <= space.tuned.columns.longest_whole and space.kept < widest * space.device.filling and not is_narrow
+    if is_narrow or lanes > _least_lanes(space) or space.width > WIDEST_LOAD:
+        return False
+    reductions = sum(map(space.reduces, space.segment.exprs))  # of all that is unrolled each takes registers
+    return read * reductions * summed_registers(space.segment) <= tuned.reductions.longest_whole
 
 
 def _short_columns(space: Features) -> Schedule:
@@ -210,12 +215,37 @@ def _short_columns(space: Features) -> Schedule:
         while x_block > tuned.least_lanes and space.kept < x_block * space.device.filling:
             x_block, r_block = x_block // 2, r_block * 2
         return Schedule(Tile(min(x_block, power_of_two(space.kept)), r_block), launch=Launch(WARPS))
-    lanes, rows, warps = tuned.short_lanes * space.width, tuned.short_rows, 1
-    while lanes > tuned.least_short_lanes * space.width and space.kept < lanes * space.device.filling:
-        lanes, rows, warps = lanes // 2, rows * 2, WARPS
+    lanes, rows, warps = _short_tile(space)
     return Schedule(
         Tile(min(lanes, power_of_two(space.kept)), min(rows, power_of_two(space.reduced))), launch=Launch(warps)
     )
+
+
+def _short_tile(space: Features) -> tuple[int, int, int]:
+    """Columns and rows of a tile of wide loads, and warps."""
+    tuned = space.tuned.reductions
+    lanes, rows, warps = tuned.short_lanes * _width(space), tuned.short_rows, 1
+    while lanes > _least_lanes(space) and space.kept < lanes * space.device.filling:
+        lanes, rows, warps = lanes // 2, rows * 2, WARPS
+    return lanes, rows, warps
+
+
+def _least_lanes(space: Features) -> int:
+    """Columns of the narrowest tile."""
+    return space.tuned.reductions.least_short_lanes * _width(space)
+
+
+def _width(space: Features) -> int:
+    """Elements of a wide load: of a byte no more than of two, as each takes a register once it is added up."""
+    return min(space.width, WIDEST_LOAD)
+
+
+def _of_samples(space: Features) -> Schedule | None:
+    """Columns that are the samples of a batch whose number may change no bits, side by side: how long a row of them is
+    says how wide loads are, and that which threads add up what.  Each thread adds up columns of its own, row by row."""
+    if not (space.is_invariant and space.x and root_of(space.x[-1]).invariant):
+        return None
+    return Schedule(Tile(WARP * WARPS, 1), Loop(), launch=Launch(WARPS))
 
 
 def side_by_side(space: Features, rows: int) -> Features | None:

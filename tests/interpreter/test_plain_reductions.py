@@ -76,10 +76,50 @@ def test_few_columns_are_read_whole_in_narrow_tiles(
     close(total, given.double().sum(0))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1100, 4096), (1024, 40000), (1000, 1001)])
-def test_more_rows_or_columns_are_added_up_in_parts(rows: int, columns: int) -> None:
-    """More than a program reads whole; enough columns for parts to be few; loads of 2 bytes."""
-    assert reduction.propose(summed((rows, columns), BF16, 0)[0], H200).split is not None
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "is_whole"),
+    [
+        (1024, 4096, BF16, True),
+        (1025, 4096, BF16, False),  # more than a program reads whole
+        (1024, 16888, BF16, True),
+        (1024, 16896, BF16, False),  # enough columns for tiles that are twice as wide
+        (1000, 1001, BF16, False),  # loads of 2 bytes
+        (1024, 8440, FLOAT, True),
+        (1024, 8448, FLOAT, False),
+        (1024, 1024, DataType.Int8, False),
+    ],
+)
+def test_longer_columns_are_read_whole_where_they_are_few(
+    rows: int, columns: int, dtype: DataType, is_whole: bool
+) -> None:
+    schedule = reduction.propose(summed((rows, columns), dtype, 0)[0], H200)
+    assert (schedule.split is None) == is_whole
+
+
+@pytest.mark.parametrize(("rows", "reduced"), [(20, 32), (512, 64), (513, 4)])
+def test_rows_of_two_inputs_count_twice(rows: int, reduced: int) -> None:
+    b = Builder()
+    axes = b.axis(rows), b.axis(1024)
+    x, y = (b.input(BF16, *axes) for _ in range(2))
+    product = b.op("mul", b.cast(x, FLOAT), b.cast(y, FLOAT))
+    schedule = reduction.propose(b.segment(b.reduce("sum", product, [0], keepdim=False)), H200)
+    assert schedule.reduced == reduced
+    assert (schedule.split is None) == (rows <= 512)
+
+
+def test_two_sums_of_the_same_columns_count_twice() -> None:
+    b = Builder()
+    x = b.input(BF16, b.axis(600), b.axis(1024))
+    wide = b.cast(x, FLOAT)
+    sums = [b.reduce("sum", t, [0], keepdim=False) for t in (wide, b.op("mul", wide, wide))]
+    assert reduction.propose(b.segment(*sums), H200).split is not None
+
+
+def test_columns_of_costly_numbers_are_no_short_ones() -> None:
+    b = Builder()
+    x = b.input(BF16, b.axis(100), b.axis(1024))
+    segment = b.segment(b.reduce("sum", b.op("tanh", b.cast(x, FLOAT)), [0], keepdim=False))
+    assert not reduction.propose(segment, H200).is_held
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,22 @@ def test_rows_have_the_bits_that_they_have_alone(name: str) -> None:
         assert_rows_alike(fd, inputs(fd, ROWS, n), COUNTS)
 
 
+@pytest.mark.parametrize("rows", [40, 100, 1000])
+@pytest.mark.parametrize("dtype", [DataType.BFloat16, DataType.Float])
+def test_samples_side_by_side_have_the_bits_that_they_have_alone(dtype: DataType, rows: int) -> None:
+    """Columns are added up, of which the batch is the last axis: how wide loads are says nothing of the order."""
+    with FusionDefinition(invariant="batch") as fd:
+        x = fd.define_tensor([rows, -1], contiguity=True, dtype=dtype)
+        fd.add_output(fd.ops.sum(fd.ops.cast(x, dtype=DataType.Float), [0]))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(rows, 64, generator=generator) * torch.exp(4 * torch.randn(rows, 64, generator=generator))
+    given = drawn.to(dtype.torch)
+    (whole,) = fd.execute([given])
+    for samples in (1, 2, 3, 4, 62):
+        (found,) = fd.execute([given[:, :samples].contiguous()])
+        assert torch.equal(found, whole[:samples]), samples
+
+
 def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Space, "is_invariant", False)
     fd = define("layer_norm", 1536, DataType.Float)
