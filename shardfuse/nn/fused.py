@@ -285,7 +285,7 @@ class FusedModule(Checks, PromisingModule):
             "_bound": {},
             "_ready": {},
             "described": {},
-            "last": None,
+            "_last": None,
             "bucket": None,
             "_fits": None,
         }
