@@ -417,7 +417,8 @@ def test_copies(copied: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
     module = AddRMSNorm(16)
     for _ in range(WARM):
         module.of_linear(x.requires_grad_(), weight, drawn(4, 16))
-        with torch.no_grad():
+    with torch.no_grad():
+        for _ in range(WARM):
             module(drawn(4, 16), drawn(4, 16, seed=1))
     assert vars(module)["_last"] is not None
     other = copied(module)
