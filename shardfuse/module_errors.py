@@ -26,7 +26,9 @@ class ModuleInputError(ShardfuseError):
         """For what is no tensor, or not of the type that an argument is of."""
         kind = type(found)
         named = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-        return cls(module, argument, f"type {named}", expected, "pass one")
+        is_of_fx = named == "torch.fx.proxy.Proxy"
+        leaf = "have is_leaf_module of a torch.fx.Tracer say so of this module, or take torch.export.export"
+        return cls(module, argument, f"type {named}", expected, leaf if is_of_fx else "pass one")
 
 
 class ModuleArgumentError(ShardfuseError):

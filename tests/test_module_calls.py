@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.func import functional_call
 from torch.nn import functional
 
-from shardfuse.errors import ModuleArgumentError
+from shardfuse.errors import ModuleArgumentError, ModuleInputError
 from shardfuse.nn import AddLayerNorm, LayerNorm, RMSNorm, SwiGLU
 
 
@@ -75,6 +75,11 @@ def test_an_instance_that_has_another_forward() -> None:
     warmed(module, x)
     module.forward = lambda given: given + 1
     assert torch.equal(module(x), x + 1)
+
+
+def test_what_torch_fx_traces_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ModuleInputError, match=r"x has type torch.fx.proxy.Proxy, .*: have is_leaf_module of a"):
+        fx.symbolic_trace(torch.nn.Sequential(RMSNorm(16)))
 
 
 def supplied_as_a_parameter(module: torch.nn.Module, name: str, value: Tensor) -> None:
