@@ -139,7 +139,10 @@ def test_a_profiler_names_modules() -> None:
     warmed(model, x)
     with torch.profiler.profile(with_stack=True, with_modules=True) as seen:
         model(x)
-    assert any("nn.Module: RMSNorm" in event.name for event in seen.events())
+    names = [event.name for event in seen.events()]
+    if not any("nn.Module: Linear" in name for name in names):
+        pytest.skip("torch 2.11's profiler shows no modules without a GPU, nor torch's own")
+    assert any("nn.Module: RMSNorm" in name for name in names)
 
 
 def test_a_module_whose_init_was_not_run_is_refused_as_torch_refuses_it() -> None:
