@@ -1,4 +1,4 @@
-"""What Inductor is told of the ops of modules, so that it prints nothing of a model while it compiles that."""
+"""Fallbacks of the ops of modules are registered with Inductor, which then prints nothing of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._library.utils import get_layout_constraint_tag
 
 from shardfuse import DeviceMesh
 from shardfuse.nn import AddRMSNorm, LinearCrossEntropyLoss
-from shardfuse.nn.inductor_fallback import tell
+from shardfuse.nn.inductor_fallback import register_fallback
 
 COLUMNS, CLASSES = 16, 32
 
@@ -82,10 +82,10 @@ def test_a_model_is_compiled_without_printing_it(printed: list[str], forgotten: 
 
 def test_ops_keep_the_strides_that_torch_asks_for_by_itself(forgotten: None) -> None:
     op: Any = torch.ops.shardfuse.add_rms_norm_v1.default
-    tell(op)
+    register_fallback(op)
     of_torch: Any = lowering
     default = of_torch.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
     assert of_torch.maybe_layout_constraints(op) is default
     known = lowering.lowerings[op]
-    tell(op)
+    register_fallback(op)
     assert lowering.lowerings[op] is known

@@ -176,7 +176,7 @@ def test_a_setting_that_changes_while_another_thread_calls(monkeypatch: pytest.M
     with torch.no_grad():
         for _ in range(WARM):
             module(x)
-        vars(module)["_last"] = None  # as behind a call of another kind
+        vars(module)["_last_call"] = None  # as behind a call of another kind
         monkeypatch.setattr(fused, "modes", modes)
         thread = threading.Thread(target=call)
         thread.start()
@@ -420,9 +420,9 @@ def test_copies(copied: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
     with torch.no_grad():
         for _ in range(WARM):
             module(drawn(4, 16), drawn(4, 16, seed=1))
-    assert vars(module)["_last"] is not None
+    assert vars(module)["_last_call"] is not None
     other = copied(module)
-    assert vars(other)["_last"] is None
+    assert vars(other)["_last_call"] is None
     assert isinstance(other, AddRMSNorm)
     other.eps = 0.5
     new = AddRMSNorm(16, eps=0.5)

@@ -18,7 +18,7 @@ from .bound_op import BoundOp as BoundOp
 from .bound_op import Take as Take
 from .checks import Checks
 from .dtensor_autograd import Given
-from .fusion_run import Last
+from .fusion_run import LastCall
 from .module_hooks import has_no_hooks
 from .of_linear import handed_on
 from .output_shapes import OutputShapes
@@ -114,7 +114,7 @@ class FusedModule(Checks, PromisingModule):
         self._bound: dict[Hashable, BoundOp | None] = {}
         self._ready: dict[Hashable, tuple[BoundOp, Specs]] = {}
         """Of those, by less than all that they were found by: tensors are compared with those of a call before."""
-        self._last: Last | None = None
+        self._last_call: LastCall | None = None
         self.described: dict[Hashable, BoundOp] = {}
         """The settings of tensors that are passed as text to an op of torch's."""
 
@@ -162,7 +162,7 @@ class FusedModule(Checks, PromisingModule):
 
         A thread that is still in a call keeps what it has bound in the dicts that are let go of.
         """
-        self._bound, self._ready, self._last, self.described = {}, {}, None, {}
+        self._bound, self._ready, self._last_call, self.described = {}, {}, None, {}
         if not self.family:
             return
         self.__dict__["text"] = printed({**self.settings(), **self.common_settings()})
@@ -228,7 +228,7 @@ class FusedModule(Checks, PromisingModule):
             return product.again(bound, known, self.timer, tensors, origins)
         if known.is_direct and self.timer is None:
             # past torch's __setattr__, which takes longer
-            vars(self)["_last"] = Last(known.check, known.again, specs, bound.taken, shape, ready)
+            vars(self)["_last_call"] = LastCall(known.check, known.again, specs, bound.taken, shape, ready)
             outputs = known.again(tensors)
             return outputs if outputs is None or len(outputs) == bound.op.results else outputs[: bound.op.results]
         return bound.again(known, self.timer, tensors, origins)
@@ -285,7 +285,7 @@ class FusedModule(Checks, PromisingModule):
             "_bound": {},
             "_ready": {},
             "described": {},
-            "_last": None,
+            "_last_call": None,
             "bucket": None,
             "_fits": None,
         }

@@ -53,7 +53,7 @@ class Known(NamedTuple):
         return timer.run(self.again, given)
 
 
-class Last(NamedTuple):
+class LastCall(NamedTuple):
     """The last call of a module without gradients that handed its tensors to a program as they were.
 
     specs, taken: of those tensors that are DTensors, and what gives the local ones of all.  shape: of the first.

@@ -1,5 +1,5 @@
 # pyright: reportPrivateUsage=false
-"""Ops that Inductor calls as they are are told to it before it asks.
+"""The fallbacks by which Inductor calls the ops of modules as they are, registered before it lowers a graph.
 
 torch before 2.13 writes the arguments of an op that it has no lowering for into a message, which is written whether
 anybody reads it or not.  Each argument is printed with all that it is computed from, once for each path to it, so that
@@ -22,21 +22,21 @@ T = TypeVar("T")
 WRITES_MESSAGES: bool = cast("Any", torch.__version__) < (2, 13)
 
 
-def told_to_inductor(name: str, fake: Callable[P, T]) -> Callable[P, T]:
-    """``fake``, which gives the shapes of the results of ``shardfuse::<name>``: torch asks it before Inductor does."""
+def with_fallback(name: str, fake: Callable[P, T]) -> Callable[P, T]:
+    """``fake`` of ``shardfuse::<name>``, which registers the fallback too: torch calls it before Inductor lowers."""
     if not WRITES_MESSAGES:
         return fake
 
     @wraps(fake)
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
-        tell(getattr(torch.ops.shardfuse, name).default)
+    def registered(*args: P.args, **kwargs: P.kwargs) -> T:
+        register_fallback(getattr(torch.ops.shardfuse, name).default)
         return fake(*args, **kwargs)
 
-    return told
+    return registered
 
 
-def tell(op: Any) -> None:
-    """Have Inductor, where it is loaded, call ``op`` as it is: with the strides that torch would ask for by itself."""
+def register_fallback(op: Any) -> None:
+    """Have Inductor, where it is imported, call ``op`` as it is, with the strides that torch itself asks for."""
     lowering: Any = sys.modules.get("torch._inductor.lowering")
     make_fallback = getattr(lowering, "make_fallback", None)  # another thread may be importing it
     if make_fallback is None or op in lowering.lowerings or op in lowering.decompositions:

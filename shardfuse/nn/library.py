@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # pyright: igno
 from ..errors import CompiledElsewhereError, SecondDerivativeError
 from ..mesh.groups import world_key
 from .fused import BoundOp, FusedModule
-from .inductor_fallback import told_to_inductor
+from .inductor_fallback import with_fallback
 from .saved_versions import check_not_written, traced_writes
 from .settings import parsed
 from .timer import FusionTimer
@@ -60,7 +60,7 @@ def define(module: type[FusedModule]) -> None:
         for device in ("CPU", "CUDA"):
             _library.impl(op, run, device)
             _library.impl(op, fallthrough_kernel, f"Autocast{device}")
-        _torch_library.register_fake(f"shardfuse::{op}", told_to_inductor(op, fake), lib=_library)
+        _torch_library.register_fake(f"shardfuse::{op}", with_fallback(op, fake), lib=_library)
     _torch_library.register_autograd(f"shardfuse::{name}", ops.differentiate, setup_context=ops.keep, lib=_library)
     _torch_library.register_autograd(f"shardfuse::{backward}", ops.refuse, lib=_library)
     module.library_op, module.defined = getattr(torch.ops.shardfuse, name).default, module

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 
 from ..errors import SecondDerivativeError
-from .inductor_fallback import told_to_inductor
+from .inductor_fallback import with_fallback
 from .library import module_of, name_family
 from .linear_loss_gradients import Chunks, LossAndGradient, wide_of
 
@@ -79,6 +79,6 @@ _library.define(
 for _device in ("CPU", "CUDA"):
     _library.impl(_NAME, _forward, _device)
     _library.impl(_NAME, fallthrough_kernel, f"Autocast{_device}")
-_torch_library.register_fake(f"shardfuse::{_NAME}", told_to_inductor(_NAME, _fake), lib=_library)
+_torch_library.register_fake(f"shardfuse::{_NAME}", with_fallback(_NAME, _fake), lib=_library)
 _torch_library.register_autograd(f"shardfuse::{_NAME}", _backward, setup_context=_keep, lib=_library)
 linear_loss_op: Any = getattr(torch.ops.shardfuse, _NAME).default

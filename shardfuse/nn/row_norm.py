@@ -16,7 +16,7 @@ from . import traced
 from .default_eps import rms_norm_eps
 from .dtensor_autograd import on_local_input, placements_of
 from .fused import PLAIN, FusedOp
-from .fusion_run import Last
+from .fusion_run import LastCall
 from .of_linear import TakesProducts
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
@@ -251,11 +251,11 @@ class RowNorm(TakesProducts, ParameterModule):
                 return self.run_again((x, *vectors, *residual)) if bucket is None else None
             return self.run_again((x, *behind, *residual), deferring(len(behind)), (x, *vectors, *residual))
         given = (x, *vectors, *residual)
-        last = self._last
-        results = None if last is None else self._as_last(last, given)
+        last = self._last_call
+        results = None if last is None else self._as_last_call(last, given)
         return self.run_again(given) if results is None else results
 
-    def _as_last(self, last: Last, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    def _as_last_call(self, last: LastCall, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         """Of tensors like those of the last call without gradients; None of others.
 
         What a backward would read may stand behind the results.

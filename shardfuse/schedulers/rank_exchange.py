@@ -281,11 +281,11 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel, with a grid that is resident beside what other streams run."""
     segment = found.segment
     space = features(segment, device)
-    is_sent = found.exchange.sent is not None or found.exchange.gathered is not None
+    is_gathered = found.exchange.gathered is not None
+    is_sent = is_gathered or found.exchange.sent is not None
     schedule = _in_fewest_turns(space, device, is_sent=is_sent)
     free, members = free_multiprocessors(device.multiprocessors), 1
-    is_gathered = found.exchange.gathered is not None
-    in_rows = is_gathered or (found.exchange.sent is not None and is_in_rows(space))
+    in_rows = is_gathered or (is_sent and is_in_rows(space))
     if is_sent:
         members = members_of(space, free, in_rows=in_rows)
         schedule = for_words(schedule, space, members, in_rows=in_rows)
