@@ -16,6 +16,8 @@ import pytest
 os.environ["SHARDFUSE_STRICT"] = "1"
 
 import torch
+import torch._functorch.config
+import torch._inductor.config
 from file_claims import Claims
 
 from shardfuse.config import read_cache_directory
@@ -25,6 +27,11 @@ from shardfuse.frontend import repeat
 _CLAIMS = Claims.from_environment()
 
 torch.set_num_threads(1)
+
+# Each test compiles its graphs: what shardfuse does with one that torch's caches have, left there by another test or by
+# an earlier run, is for the tests of these caches to see.
+torch._inductor.config.fx_graph_cache = False
+torch._functorch.config.enable_autograd_cache = False
 
 
 @cache

@@ -119,6 +119,8 @@ def test_a_graph_from_the_cache_finds_its_group_by_name(pg, tmp_path, monkeypatc
     case = cases(pg.size)["all_reduce"]
     whole = case.inputs(pg.size, torch.float32)
     right, mine = case.unsharded(*(x.double() for x in whole)), [x[pg.rank].to(pg.device) for x in whole]
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", True)
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", True)
     with fresh_cache(dir=str(tmp_path)), torch.no_grad():
         eager = case.run(*mine)
         for graph in ("forward", "cached"):
