@@ -273,3 +273,49 @@ def test_a_trace_is_refused(make: Callable[[], torch.nn.Module]) -> None:
     with pytest.raises(TransformError, match=r"does not run inside of torch\.jit\.trace"):
         torch.jit.trace(module, X)
     assert torch.equal(module(X), before)
+
+
+OF_VECTORS: dict[str, Callable[[], torch.nn.Module]] = {
+    "RMSNorm": lambda: nn.RMSNorm(6),
+    "LayerNorm": lambda: nn.LayerNorm(6),
+    "AddRMSNorm": lambda: nn.AddRMSNorm(6),
+    "DropoutAddNorm": lambda: nn.DropoutAddNorm(6, input_bias=True),
+    "GroupNorm": lambda: nn.GroupNorm(2, 6),
+    "BatchNorm1d": lambda: nn.BatchNorm1d(6),
+    "BatchNorm1d, eval()": lambda: nn.BatchNorm1d(6).eval(),
+    "SwiGLU": lambda: nn.SwiGLU(6, bias=True),
+}
+OF_TWO = ("AddRMSNorm", "DropoutAddNorm", "SwiGLU")
+
+
+@pytest.mark.parametrize("name", OF_VECTORS)
+def test_a_vector_of_another_size_in_a_parameters_place_is_named(name: str) -> None:
+    """And nothing is written: of two running statistics that fit, and one that does not, none is."""
+    given = (X, X) if name in OF_TWO else (X,)
+    fresh = OF_VECTORS[name]()
+    vectors = [n for n, t in (*fresh.named_parameters(), *fresh.named_buffers()) if t.ndim]
+    assert vectors
+    for vector in vectors:
+        for size in ((5,), (1,), (6, 1)):
+            module = OF_VECTORS[name]()
+            value = torch.zeros(size)
+            setattr(module, vector, torch.nn.Parameter(value) if vector in module._parameters else value)
+            before = {n: t.clone() for n, t in module.state_dict().items()}
+            with pytest.raises(ModuleInputError) as refused:
+                module(*given)
+            assert str(refused.value).startswith(f"{name.partition(',')[0]}: {vector} has shape {size}, expected (6,)")
+            assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+
+
+def test_biases_of_two_dtypes_are_refused() -> None:
+    module = nn.SwiGLU(6, bias=True)
+    module.up_bias = torch.nn.Parameter(torch.zeros(6, dtype=torch.bfloat16))
+    with pytest.raises(ModuleInputError, match="SwiGLU: up_bias has dtype torch.bfloat16, expected torch.float32"):
+        module(X, X)
+
+
+def test_packed_halves_of_another_size_are_refused() -> None:
+    with pytest.raises(ModuleInputError, match=r"SwiGLU: gate has shape \(3, 8\), expected 12 along dim -1"):
+        nn.SwiGLU(6, bias=True)(torch.ones(3, 8))
+    with pytest.raises(ModuleInputError, match=r"SwiGLU: gate has shape \(3, 8\), expected 12 along dim -1"):
+        nn.SwiGLU(6)(torch.ones(3, 8))

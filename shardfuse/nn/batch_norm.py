@@ -133,6 +133,8 @@ class BatchNorm(ChannelNorm):
             missing = "running_mean" if self.running_mean is None else "running_var"
             advice = "assign it, or None to both to norm by the batch's own"
             raise ModuleInputError(type(self).__name__, missing, "None", "a tensor, as the other one is", advice)
+        if self.training and kept:
+            self._check_kept(*kept)  # before one of them is written
         by_kept = kept if not self.training else ()
         if self.is_decomposed():
             self._check(x, 1)
@@ -160,7 +162,9 @@ class BatchNorm(ChannelNorm):
         channel_dim = x.ndim - 1 if self.is_last else 1
         self._check(x, channel_dim)
         placement = self.placed(self._input, x.ndim, unsharded)
-        if not kept:
+        if kept:
+            self._check_kept(*kept)
+        else:
             self._check_promises()
             parts = [n * placement.parts(self.mesh, k) for k, n in enumerate(x.shape)]
             self._check_count(parts if unsharded is None else unsharded)
@@ -172,10 +176,13 @@ class BatchNorm(ChannelNorm):
             mesh=self.mesh,
             placement=placement,
             dtype=self.check_dtype("x", x),
-            **self.vector_dtypes(affine),
+            **self.vector_dtypes(affine, x.shape[channel_dim]),
             kept_dtype=self._kept_dtype(*kept) if kept else None,
         )
         return batch_norm_op(spec)
+
+    def _check_kept(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        self.check_vectors({"running_mean": mean, "running_var": variance}, self.num_features)
 
     def _kept_dtype(self, mean: torch.Tensor, variance: torch.Tensor) -> DataType:
         """Raises ModuleInputError unless both are of one dtype that is computed with."""

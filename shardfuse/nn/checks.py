@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -79,6 +79,15 @@ class Checks:
             found, wanted = f"shape {tuple(tensor.shape)}", f"{expected} along dim {dim}"
             advice = "pass this rank's local tensor, or make the module for this size"
             raise ModuleInputError(self.checked_name, argument, found, wanted, advice)
+
+    def check_vectors(self, named: Mapping[str, torch.Tensor], size: int) -> None:
+        """Raise ModuleInputError for a parameter or buffer, in whose place a caller may have put any other, that is
+        no vector of ``size`` elements on this rank."""
+        for name, tensor in named.items():
+            if tensor.ndim != 1 or tensor.shape[0] != size:
+                found, expected = f"shape {tuple(tensor.shape)}", f"{(size,)} on this rank"
+                advice = "assign one of that shape, or make the module for this size"
+                raise ModuleInputError(self.checked_name, name, found, expected, advice)
 
     def check_same(self, argument: str, tensor: torch.Tensor, other_name: str, other: Sequence[int]) -> None:
         """Raise ModuleInputError unless ``tensor`` has the shape of the other."""

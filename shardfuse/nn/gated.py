@@ -133,12 +133,18 @@ class GatedUnit(TakesProducts, FusedModule):
         ndim = gate.ndim - is_packed
         placement = self._input.resolve("input", ndim).for_shape(self.mesh, whole)
         if is_packed:
-            for bias in others:
-                self.check_size("gate", gate.flatten(-2), -1, bias.shape[0] * gate.shape[-2])
+            if self.features is not None:
+                here = placement.only(ndim - 1).local_shape(self.mesh, (self.features,))[0]
+                self.check_size("gate", gate.flatten(-2), -1, here * gate.shape[-2])
             shards = tuple(ndim if d == ndim - 1 else d for d in placement.shards)
             placement = replace(placement, shards=shards)
         elif self.features is not None:
             self._check_features(gate, self.features, placement.only(ndim - 1), has_biases=len(others) > 0)
+        biases = dict(zip(("gate_bias", "up_bias"), others, strict=False))
+        self.check_vectors(biases, gate.shape[-1])
+        if biases and biases["gate_bias"].dtype != biases["up_bias"].dtype:
+            found, expected = f"dtype {biases['up_bias'].dtype}", f"{biases['gate_bias'].dtype}, the dtype of gate_bias"
+            raise ModuleInputError(type(self).__name__, "up_bias", found, expected, "cast one")
         spec = GatedSpec(
             activation=self.activation,
             ndim=gate.ndim,

@@ -131,7 +131,7 @@ class GroupNorm(ChannelNorm):
             mesh=self.mesh,
             placement=self.placed(self._input, x.ndim, unsharded),
             dtype=self.check_dtype("x", x),
-            **self.vector_dtypes(vectors),
+            **self.vector_dtypes(vectors, x.shape[channel_dim]),
         )
         return group_norm_op(spec)
 

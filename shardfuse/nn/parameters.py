@@ -108,9 +108,13 @@ class ParameterModule(FusedModule):
             self.describe()
         return found
 
-    def vector_dtypes(self, vectors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """ "weight_dtype" and so on, of those that there are.  Raises ModuleInputError."""
+    def vector_dtypes(self, vectors: Sequence[torch.Tensor], size: int) -> dict[str, Any]:
+        """ "weight_dtype" and so on, of those that there are.
+
+        size: this rank's elements of each.  Raises ModuleInputError, as a caller may have put any other in its place.
+        """
         named = dict(zip(self.given, vectors, strict=True))
+        self.check_vectors(named, size)
         return {f"{name}_dtype": self.check_dtype(name, t) for name, t in named.items()}
 
     def describe(self) -> None:

@@ -323,7 +323,7 @@ class RowNorm(TakesProducts, ParameterModule):
             if self._is_of_last_dim:
                 self._check_last_dims("residual", residual)
             self._check_residual(x, residual, unsharded)
-        dtypes = self.vector_dtypes(others)
+        dtypes = self.vector_dtypes(others, self._local_size)
         unsharded = self.whole(tensors, unsharded)
         named = (("at", self._at), ("output", self._output), ("output_grad", self._output_grad), ("input", self._input))
         resolved = [p.resolve(name, x.ndim).for_shape(self.mesh, unsharded) for name, p in named]
