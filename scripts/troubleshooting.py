@@ -119,7 +119,7 @@ TAIL = """
 
 | message begins with | what it means, and what to do |
 |---|---|
-| `NoGradientsWarning` | A fusion was run on a tensor that requires a gradient. Its result has none: use `shardfuse.nn`, or an `autograd.Function` of two fusions. |
+| `NoGradientsWarning` | A fusion or one of `shardfuse.collectives` was given a tensor that requires a gradient. Its result has none: use `shardfuse.nn` (of collectives `Redistribution`), or an `autograd.Function` of two fusions. |
 | `kernels are launched through Triton's own entry` | The C module for launches could not be made. Results are the same, each launch takes some microseconds more. Install a C compiler and Python's headers. |
 | `the key that vouches for kept kernels cannot be kept` | This user has no folder for a key: each process compiles its kernels. Set `HOME` or `XDG_CONFIG_HOME`. |
 | `the folder ... is refused` | Others could write there. See `UnsafeFolderError` above. |

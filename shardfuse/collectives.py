@@ -28,7 +28,7 @@ from .codegen.collective_moves import all_reduced, exchanged, gathered, scattere
 from .errors import CollectiveArgumentError
 from .executor import collective_calls
 from .executor.collective_arguments import check_dim, check_op, expected_dim, with_extent
-from .executor.plain_arguments import waited
+from .executor.plain_arguments import waited, warn_of_collective
 from .executor.rank_reduction import Reduction
 from .executor.symmetric_collectives import result_by_kernel, turn_for
 from .mesh.calls import FAILED_RUN, Call
@@ -54,7 +54,8 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None, *, op: R
     x: of one shape and dtype on all ranks.  Floats of 16 bits are added in float32 and rounded once; max and min keep
     NaN.  One that a collective of torch's still fills is waited for.  op: "sum", "prod", "max", "min"; "any" and "all"
     of booleans.
-    Returns a new contiguous tensor, outside of autograd.  Every rank of the group calls it, in one order with its other
+    Returns a new contiguous tensor, outside of autograd: a NoGradientsWarning says so once where x requires a gradient
+    (``shardfuse.nn.Redistribution`` has a backward).  Every rank of the group calls it, in one order with its other
     collectives.  Under torch.compile it breaks the graph.  Raises CollectiveArgumentError, also of what has no values
     of this rank's own: DTensors, fake tensors, tensors inside of torch.func, make_fx, torch.export and torch.jit.trace.
     """
@@ -196,6 +197,7 @@ def _with_values(kind: str, x: object) -> torch.Tensor:
         raise CollectiveArgumentError(kind, "x", f"a tensor of {x.dtype}", expected, "pass its int_repr()")
     if x.is_meta:
         raise CollectiveArgumentError(kind, "x", "a tensor on device meta", expected, "pass one with data")
+    warn_of_collective(kind, x)
     return x
 
 

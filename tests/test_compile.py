@@ -390,7 +390,13 @@ print(counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgr
 
 def test_a_second_process_finds_the_graphs_in_torch_s_caches(tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
-    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environ = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # longer than two kernels take without
+        "PYTHONPATH": str(root),
+        "OMP_NUM_THREADS": "1",
+    }
     lines: list[str] = []
     for _ in range(2):
         done = subprocess.run(

@@ -152,6 +152,7 @@ def ran(script: str, *arguments: str, folder: Path, caches: str) -> str:
     environ = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(folder / caches),
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # longer than two kernels take without
         "SHARDFUSE_CACHE_DIR": str(folder / caches / "shardfuse"),
         "PYTHONPATH": str(root),
         "OMP_NUM_THREADS": "1",

@@ -44,14 +44,25 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class NoGradientsWarning(UserWarning):
-    """An input of a fusion requires a gradient, and gradients are not recorded through fusions."""
+    """What a fusion or a collective is given requires a gradient, and gradients are not recorded through either."""
 
-    def __init__(self, index: int, name: str) -> None:
-        super().__init__(
+    @classmethod
+    def of_input(cls, index: int, name: str) -> NoGradientsWarning:
+        """Of a fusion."""
+        return cls(
             f"input {index}, {name}, requires a gradient or has a tangent, and outputs of a fusion carry no graph: "
             "take a module of shardfuse.nn, or run one fusion in the forward and another in the backward of a "
             "torch.autograd.Function; where no gradient is wanted, pass input.detach() or call execute() under "
             "torch.no_grad()"
+        )
+
+    @classmethod
+    def of_collective(cls, kind: str) -> NoGradientsWarning:
+        """kind: the function of shardfuse.collectives."""
+        return cls(
+            f"{kind}: x requires a gradient, and the results of shardfuse.collectives carry no graph: take "
+            "shardfuse.nn.Redistribution, which has a backward; where no gradient is wanted, pass x.detach() or call "
+            f"{kind}() under torch.no_grad()"
         )
 
 
@@ -216,9 +227,19 @@ def _has_tangent(tensor: torch.Tensor) -> bool:
 def _warn(fusion: Fusion, arguments: Sequence[Argument], is_missed: Callable[[torch.Tensor], bool]) -> None:
     for k, (argument, declared) in enumerate(zip(arguments, fusion.inputs, strict=False)):
         if isinstance(argument, torch.Tensor) and is_missed(argument) and fusion not in _warned:
-            warnings.warn(NoGradientsWarning(k, declared.val.name), stacklevel=_stack_level())
+            warnings.warn(NoGradientsWarning.of_input(k, declared.val.name), stacklevel=_stack_level())
             _warned.add(fusion)
             return
+
+
+_warned_of_kinds: set[str] = set()
+
+
+def warn_of_collective(kind: str, x: torch.Tensor) -> None:
+    """Once for each kind of collective, where autograd is on and would lose the gradient of ``x``."""
+    if x.requires_grad and torch.is_grad_enabled() and kind not in _warned_of_kinds:
+        warnings.warn(NoGradientsWarning.of_collective(kind), stacklevel=_stack_level())
+        _warned_of_kinds.add(kind)
 
 
 def _stack_level() -> int:

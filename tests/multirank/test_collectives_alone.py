@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -13,8 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from shardfuse import collectives
+from shardfuse import NoGradientsWarning, collectives
 from shardfuse.errors import CollectiveArgumentError
+from shardfuse.executor import plain_arguments
 from shardfuse.mesh.calls import Ledger
 
 pytestmark = pytest.mark.mpi
@@ -109,6 +111,24 @@ def test_arguments(pg) -> None:
 
 
 CALLS = (collectives.all_reduce, collectives.reduce_scatter, collectives.all_gather, collectives.all_to_all)
+
+
+def test_a_gradient_that_is_lost_is_told_of_once(pg, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_arguments, "_warned_of_kinds", set())
+    x = torch.ones(pg.size, 2, device=pg.device, requires_grad=True)
+    for kind in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all"):
+        call = getattr(collectives, kind)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with torch.no_grad():
+                call(x)
+            call(x.detach())
+            assert not told
+            assert not any(call(x).requires_grad for _ in range(2))
+        (found,) = told
+        assert found.category is NoGradientsWarning
+        assert found.filename == __file__
+        assert str(found.message).startswith(f"{kind}: x requires a gradient")
 
 
 @pytest.mark.parametrize("call", CALLS)
