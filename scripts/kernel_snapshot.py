@@ -1,6 +1,7 @@
 """Which generated kernels a change of the schedulers or of codegen changes: their text, launch options and grids.
 
-    scripts/kernel_snapshot.py freeze FILE          every kernel of this tree's plans, to FILE (gzip of JSON)
+    scripts/kernel_snapshot.py freeze FILE          every kernel of this tree's plans, to FILE (gzip of JSON); with
+                                                    --first-of-each one plan of each kind
     scripts/kernel_snapshot.py compare OLD NEW      what differs, as a unified diff of one kernel of each workload
     scripts/kernel_snapshot.py against COMMIT       both trees frozen and compared
 
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,8 +55,14 @@ Kernels = dict[str, dict[str, str]]
 """Of each plan, by its name: the kernels by theirs, each as one text."""
 
 
-def plans() -> Iterator[tuple[str, dict[str, str]]]:
-    """Every plan of the tree that ``benchmarks`` and ``shardfuse`` are imported from."""
+def plans(*, first_of_each: bool = False) -> Iterator[tuple[str, dict[str, str]]]:
+    """Every plan of the tree that ``benchmarks`` and ``shardfuse`` are imported from, or the first of each kind."""
+    for kind in (_workloads, _sharded_norms, _losses, _sharded_losses, _exchanges):
+        yield from islice(kind(), 1 if first_of_each else None)
+
+
+def _workloads() -> Iterator[tuple[str, dict[str, str]]]:
+    """Every case of the benchmarks, whole."""
     from benchmarks.workload import Case
     from benchmarks.workloads import WORKLOADS
 
@@ -63,10 +70,6 @@ def plans() -> Iterator[tuple[str, dict[str, str]]]:
         for text in dict.fromkeys(cases_of(workload)):
             case = Case.parse(text)
             yield f"{workload.name} {case}", _unsharded(workload, case)
-    yield from _sharded_norms()
-    yield from _losses()
-    yield from _sharded_losses()
-    yield from _exchanges()
 
 
 def cases_of(workload: Workload) -> Iterator[str]:
@@ -228,9 +231,9 @@ def _described(source: KernelSource) -> str:
     return f"# {launch}\n{source.text}"
 
 
-def freeze(path: Path) -> int:
+def freeze(path: Path, *, first_of_each: bool) -> int:
     """Write every kernel to ``path``; how many plans there are."""
-    found = dict(plans())
+    found = dict(plans(first_of_each=first_of_each))
     with gzip.open(path, "wt") as file:
         json.dump(found, file)
     return len(found)
@@ -261,7 +264,7 @@ def against(commit: str) -> list[str]:
         try:
             jobs = [
                 subprocess.Popen(
-                    [sys.executable, __file__, "freeze", path], env={**os.environ, "PYTHONPATH": str(tree)}
+                    [sys.executable, __file__, "freeze", path], env={**os.environ, "PYTHONPATH": _imports(tree)}
                 )
                 for tree, path in zip((there, ROOT), files, strict=True)
             ]
@@ -273,10 +276,17 @@ def against(commit: str) -> list[str]:
         return compare(*files)
 
 
+def _imports(tree: Path) -> str:
+    """Where a process finds the tree's own modules, those that its tests share among them."""
+    return os.pathsep.join((str(tree), str(tree / "tests")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("freeze").add_argument("file", type=Path)
+    frozen = commands.add_parser("freeze")
+    frozen.add_argument("file", type=Path)
+    frozen.add_argument("--first-of-each", action="store_true", help="one plan of each kind: to try this script")
     both = commands.add_parser("compare")
     both.add_argument("old", type=Path)
     both.add_argument("new", type=Path)
@@ -285,9 +295,12 @@ def main() -> None:
     if given.command == "freeze":
         if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
             sys.path.append(str(ROOT))
-        count = freeze(given.file)
+        if str(ROOT / "tests") not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+            sys.path.append(str(ROOT / "tests"))
+        count = freeze(given.file, first_of_each=given.first_of_each)
         print(f"{count} plans")
-        sys.exit(0 if count >= PLANS else f"kernel_snapshot: {count} plans, at least {PLANS} are expected")
+        is_whole = given.first_of_each or count >= PLANS
+        sys.exit(0 if is_whole else f"kernel_snapshot: {count} plans, at least {PLANS} are expected")
     lines = compare(given.old, given.new) if given.command == "compare" else against(given.commit)
     print("\n".join(lines) or "no kernel differs")
     sys.exit(bool(lines))

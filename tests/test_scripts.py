@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import gzip
+import json
 import os
 import re
 import shutil
@@ -324,3 +326,15 @@ def test_equivalent_changes_are_of_lines_that_there_are() -> None:
         if line not in (found.strip() for found in (ROOT / file).read_text().splitlines())
     ]
     assert gone == []
+
+
+def test_the_kernels_of_each_kind_of_plan_are_frozen(tmp_path: Path) -> None:
+    """By the script as it is run by hand, where pytest has put no folder of the tests on the path."""
+    file = tmp_path / "kernels.gz"
+    script = [sys.executable, str(ROOT / "scripts" / "kernel_snapshot.py"), "freeze", str(file), "--first-of-each"]
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(script, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, "5 plans\n"), done.stderr
+    frozen = json.loads(gzip.decompress(file.read_bytes()))
+    assert len(frozen) == 5
+    assert all("@triton.jit" in text for kernels in frozen.values() for text in kernels.values())
