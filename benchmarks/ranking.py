@@ -189,9 +189,7 @@ def show(case: str) -> None:
         )
         print(f"    {len(space.beside)} vectors beside, {space.phases} phases")
         for cost, schedule in ranked((scheduler, segment), (first, *candidates(scheduler, segment, first, H200))):
-            parts = (schedule.order, schedule.residency, schedule.group, schedule.split, schedule.launch)
-            said = ", ".join(str(part) for part in parts if part is not None)
-            print(f"  {'*' if schedule == first else ' '} {cost:7.1f} us  {said}")
+            print(f"  {'*' if schedule == first else ' '} {cost:7.1f} us  {schedule}")
 
 
 def main() -> None:

@@ -16,8 +16,6 @@ import pytest
 os.environ["SHARDFUSE_STRICT"] = "1"
 
 import torch
-import torch._functorch.config
-import torch._inductor.config
 from file_claims import Claims
 
 from shardfuse.config import read_cache_directory
@@ -27,11 +25,6 @@ from shardfuse.frontend import repeat
 _CLAIMS = Claims.from_environment()
 
 torch.set_num_threads(1)
-
-# Each test compiles its graphs: what shardfuse does with one that torch's caches have, left there by another test or by
-# an earlier run, is for the tests of these caches to see.
-torch._inductor.config.fx_graph_cache = False
-torch._functorch.config.enable_autograd_cache = False
 
 
 @cache
@@ -72,7 +65,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported by now stays: looking for garbage in it, again and again, took a fifth of the time."""
+    """What has been imported by now stays: looking for garbage in it, again and again, took a fifth of the time.
+
+    Each test compiles its graphs: what shardfuse does with one that torch's caches have, left there by another test or
+    by an earlier run, is for the tests of these caches to see.
+    """
+    from torch._functorch import config as autograd
+    from torch._inductor import config as inductor  # imports Triton, which the interpreter's conftest does first
+
+    inductor.fx_graph_cache = autograd.enable_autograd_cache = False
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

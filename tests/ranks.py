@@ -12,12 +12,9 @@ from typing import TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _set_thread_isolation_mode
-from torch.testing._internal.distributed.multi_threaded_pg import (
-    ProcessLocalGroup,
-    _uninstall_threaded_pg,
-)
+from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup
 
-from shardfuse.tools.simulation import install_threaded_group
+from shardfuse.tools.threaded_group import install_threaded_group, remove_threaded_group
 
 T = TypeVar("T")
 
@@ -77,13 +74,8 @@ def _threaded_world():
         yield
     finally:
         ProcessLocalGroup.reset()
-        _uninstall_threaded_pg()
+        remove_threaded_group()
         _set_thread_isolation_mode(False)
-        redistribute = sys.modules.get("torch.distributed.tensor._redistribute")
-        if redistribute is not None:
-            # torch keeps what each rank sends of short shards, by the mesh and its thread's identity, which a thread of
-            # a later world may have that is another rank.
-            redistribute._gen_transform_infos.cache_clear()
 
 
 def _join(threads: list[threading.Thread], errors: dict[int, BaseException], timeout: float) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.multi_threaded_pg as multi_threaded_pg
 from ranks import run_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from torch_answers import assert_like, compare
 from torch_gradients import with_gradients
 
@@ -242,6 +243,21 @@ def test_refusals() -> None:
         simulate(lambda: simulate(lambda: None, 2), 2)
     with pytest.raises(SimulationTimeoutError, match=r"not ended within timeout=0\.2 s: rank 0 in"):
         simulate(lambda: time.sleep(3), 1, timeout=0.2)
+
+
+def test_worlds_that_follow_one_another_give_what_the_first_gives() -> None:
+    """Ranks are threads, whose numbers those of the next world have again, in another order: torch takes the number
+    for a part of a mesh that it knows.  And no world leaves a hook that writes its ranks."""
+    whole, hook = torch.arange(5.0), sys.excepthook
+
+    def run() -> torch.Tensor:
+        shardfuse.initialize()
+        mesh = init_device_mesh("cpu", (2, 2))
+        return distribute_tensor(whole, mesh, [Shard(0), Shard(0)], src_data_rank=None).full_tensor()
+
+    for _ in range(10):
+        assert all(torch.equal(found, whole) for found in simulate(run, 4))
+    assert sys.excepthook is hook
 
 
 def test_the_module_does_not_hide_the_function() -> None:

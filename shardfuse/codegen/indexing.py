@@ -21,6 +21,19 @@ def plus(text: str, *numbers: int) -> str:
     return f"{text} + {number}" if number else text
 
 
+def summed(terms: Iterable[str]) -> str:
+    """The terms of an address, its pointer first.
+
+    A number that 32 bits with a sign do not hold is added, negative as it is: to Triton it has no sign in 32 bits, so
+    that what subtracts it wraps around.
+    """
+    first, *others = terms
+    return first + "".join(
+        f" - {term[1:]}" if term[1:].isdecimal() and term[0] == "-" and int(term[1:]) < INT32_LIMIT else f" + {term}"
+        for term in others
+    )
+
+
 def promise(name: str, *values: int) -> list[str]:
     """The line by which the compiler learns what power of two divides ``name``: else it splits wide loads."""
     divisor = gcd(*values, 16)

@@ -273,6 +273,8 @@ def row_loop_index(e: RowLoopSums) -> tuple[dict[str, tuple[int, str]], list[Sta
     if e.y_total > 1:
         lines.append(f"y = program // {e.schedule.parts}")
     if tile.x_lanes:
-        lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}")
+        # the counter of a loop is an integer of Python's there, which widens nothing
+        wide = ".to(tl.int64)" if e.interpret else ""
+        lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}{wide}")
     lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]
     return {X_SIZE: integer(rows)}, lines

@@ -303,10 +303,12 @@ class Tile:
         """Can the offset along ``atoms`` pass 32 bits?  In masked lanes too, where the outermost index runs on."""
         steps = [strides.get(a, 0) for a in atoms]
         total = prod(extents)
-        reach = sum((n - 1) * s for n, s in zip(extents, steps, strict=True))
+        ends = [(n - 1) * s for n, s in zip(extents, steps, strict=True)]
         if steps and total % block:
-            reach += -(-block * extents[0] // total) * steps[0]
-        return max(reach, total + block) >= INT32_LIMIT
+            ends[0] += -(-block * extents[0] // total) * steps[0]
+        # forward and, as of what is flipped, backward: the one takes nothing from the other
+        ways = (sum(max(end, 0) for end in ends), sum(max(-end, 0) for end in ends))
+        return max(*ways, total + block) >= INT32_LIMIT
 
     def _x_is_wide(self) -> bool:
         """Program ids times strides: 64-bit wherever that is free, which it is for whole rows."""

@@ -16,6 +16,7 @@ from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
 from ..schedulers.overwritten_inputs import replaceable
 from ..schedulers.plan import KernelPlan, reads
+from ..schedulers.schedule import Schedule
 from .cuts import Cut, cuts_of, moved_bytes
 
 
@@ -27,7 +28,7 @@ class SegmentExplanation:
     as a loop walks over it, and each output written once.  ``sizes``: of each kernel, or stage, which axes it was
     written for and which may be of any size: a plan of another size has the same kernel, and compiles nothing.  Of
     contiguous tensors, on the first rank; a size so different that another tile is better has another kernel all the
-    same.
+    same.  ``schedules``: of each kernel how it walks its elements, its stages one behind the other.
     """
 
     scheduler: str
@@ -37,6 +38,14 @@ class SegmentExplanation:
     bytes: int
     text: str
     sizes: tuple[Specialisation, ...]
+    schedules: tuple[tuple[Schedule, ...], ...]
+
+    def scheduled(self) -> list[str]:
+        """A line for each kernel."""
+        return [
+            f"{name}: schedule: {'; then '.join(map(str, stages))}"
+            for name, stages in zip(self.kernels, self.schedules, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Explanation:
             names = f" -> {', '.join(segment.kernels)}" if segment.kernels else ""
             lines.append(f"segment {k}: {segment.scheduler}{names}, {segment.bytes} bytes")
             lines += [f"    {line}" for line in segment.text.splitlines()]
-            lines += [f"    {sizes}" for sizes in segment.sizes]
+            lines += [f"    {line}" for line in (*segment.scheduled(), *segment.sizes)]
             lines += [
                 f"    not {name}: {reason}"
                 for name, reason in segment.refusals[: segment.asked]
@@ -142,7 +151,8 @@ def _segment(planned: PlannedSegment, device: Device, *, is_placed: bool) -> Seg
     refusals = (*planned.refusals, *_later(planned, device))
     sizes = tuple(s for k in planned.kernels for s in _sizes(k))
     scheduler = "no_op" if runs_nothing else planned.scheduler
-    return SegmentExplanation(scheduler, kernels, refusals, len(planned.refusals), moved, text, sizes)
+    schedules = tuple(tuple(stage.schedule for stage in k.stages or (k,)) for k in planned.kernels)
+    return SegmentExplanation(scheduler, kernels, refusals, len(planned.refusals), moved, text, sizes, schedules)
 
 
 def _sizes(kernel: KernelPlan) -> tuple[Specialisation, ...]:

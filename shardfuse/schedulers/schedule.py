@@ -34,6 +34,7 @@ from .schedule_parts import (
     Split,
     Tile,
     refuse,
+    said,
 )
 from .schedule_parts import Loop as Loop
 from .schedule_parts import ScheduleError as ScheduleError
@@ -101,6 +102,20 @@ class Schedule:
             return
         refuse(self.split.parts < 2, "a reduction of one part is not split")
         refuse(self.is_held or self.group is not None, "a split reduction is a loop of programs that do not wait")
+
+    def __str__(self) -> str:
+        """``Tile(kept=1, reduced=4096), Registers(packed), 16 warps, at most 64 registers``"""
+        reduces = not isinstance(self.order, Sides) and (self.reduced > 1 or self.residency != WIDE)
+        parts = [self.order, self.residency if reduces and not isinstance(self.order, RowLoop) else None]
+        told = [said(part) for part in (*parts, self.group, self.split) if part is not None]
+        if self.is_aligned_down:
+            told.append(self.access.name)
+        told.append("1 warp" if self.launch.warps == 1 else f"{self.launch.warps} warps")
+        if isinstance(self.order, RowLoop) or not self.is_held or self.lag:
+            told.append(f"{self.launch.stages} stages")
+        if self.launch.registers is not None:
+            told.append(f"at most {self.launch.registers} registers")
+        return ", ".join(told)
 
     # what its parts come to
 

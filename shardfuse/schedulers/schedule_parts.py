@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 
 from ..device import MAX_REGISTERS
@@ -30,6 +30,20 @@ def refuse(is_wrong: bool, what: str) -> None:
     """Raises ScheduleError where ``is_wrong``."""
     if is_wrong:
         raise ScheduleError(what)
+
+
+def said(part: object) -> str:
+    """A part for a reader, without what is as it mostly is: ``Tile(kept=4, reduced=256)``, ``Registers(packed)``."""
+    told: list[str] = []
+    for field in fields(part):  # pyright: ignore[reportArgumentType]
+        value = getattr(part, field.name)
+        if isinstance(value, Immediate | Lagged):
+            told.append(said(value))
+        elif isinstance(value, bool):
+            told += [field.name] if value else []
+        elif field.default is MISSING or value != field.default:
+            told.append(f"{field.name}={value}")
+    return f"{type(part).__name__}({', '.join(told)})" if told else type(part).__name__
 
 
 # order

@@ -37,6 +37,7 @@ from ..mesh.calls import Ledgers
 from ..mesh.process import ProcessContext, adopt
 from ..rank_errors import SimulationError, SimulationStuckError, SimulationTimeoutError
 from .meeting_point import Meeting, MeetingPoint, end_collectives, exit_if_over, was_ended
+from .threaded_group import install_threaded_group, remove_threaded_group
 
 T = TypeVar("T")
 
@@ -311,21 +312,11 @@ class _SharedStore(Store):
         return self.inner.delete_key(key)
 
 
-def install_threaded_group() -> None:
-    """Give torch.distributed a world for each thread, until torch's own ``_uninstall_threaded_pg`` is called."""
-    if not torch.cuda.is_available():
-        # Fake tensors of a CUDA build without a GPU replace its device guard, once for the process, by one that lives
-        # as long as the thread that was the first (torch 2.11): not a rank's, or the next fake tensor is a crash.
-        cast(Any, torch)._C._ensureCUDADeviceGuardSet()
-    world = _threads._install_threaded_pg()
-    if not hasattr(world, "comms"):  # torch 2.11's has none, although `destroy_process_group` reads them
-        world.comms = []  # of torchcomms, which a threaded group has none of in any version
-
-
 @contextmanager
 def _threaded_world(baton: _Baton) -> Generator[None]:
     """torch.distributed with a world of its own for each thread, as torch's tests have it, while the body runs."""
     join, start, sleep = _threads.Collective.join, _threads.ProcessLocalGroup._start_coll, time.sleep
+    hook = sys.excepthook  # of which each rank's init_process_group makes one that writes the rank, too
     meeting_point = MeetingPoint(baton.within)
 
     def join_and_compare(self: object, place: int, data: object) -> object:
@@ -352,8 +343,9 @@ def _threaded_world(baton: _Baton) -> Generator[None]:
         _threads.Collective.join, time.sleep = join, sleep
         _threads.ProcessLocalGroup._start_coll = start
         _threads.ProcessLocalGroup.reset()
-        _threads._uninstall_threaded_pg()
+        remove_threaded_group()
         _isolate_threads(False)
+        sys.excepthook = hook
 
 
 def _random_state() -> tuple[object, ...]:
