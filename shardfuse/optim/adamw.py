@@ -229,8 +229,8 @@ class AdamW(torch.optim.AdamW):
     def _updates(self, clipping: Clipping | None) -> Update | None:
         """What steps these parameters: that of the last step where all is as it was then; None where there are none."""
         tensors = [p for group in self.param_groups for p in group["params"]]
-        amsgrads = [group["amsgrad"] for group in self.param_groups]
-        key = (len(tensors), amsgrads, clipping and clipping.exponent, self.master_weights)
+        groups = [(len(group["params"]), group["amsgrad"]) for group in self.param_groups]
+        key = (groups, clipping and clipping.exponent, self.master_weights)
         update = self._update
         is_same = update is not None and key == self._key and all(map(operator.is_, self._tensors, tensors))
         if update is not None and is_same and all(p.grad is None for p in self._passed_over) and update.fits():

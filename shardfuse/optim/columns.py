@@ -32,15 +32,20 @@ class Columns:
     @staticmethod
     def of(
         weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], states: Sequence[dict[str, Any]],
-        *, has_amsgrad: bool, has_masters: bool,
+        *, amsgrads: Sequence[bool], has_masters: bool,
     ) -> Columns:  # fmt: skip
-        """states: ``NO_STATE`` of a parameter that never had a gradient."""
+        """states: ``NO_STATE`` of a parameter that never had a gradient.
+
+        amsgrads: of each, does its group ask for it now?  What a state has from when it did is left alone otherwise.
+        """
         return Columns(
             list(weights),
             list(gradients),
             list(map(_FIRST, states)),
             list(map(_SECOND, states)),
-            [s.get("max_exp_avg_sq") for s in states] if has_amsgrad else [],
+            [s.get("max_exp_avg_sq") if is_on else None for s, is_on in zip(states, amsgrads, strict=True)]
+            if any(amsgrads)
+            else [],
             [s.get("master") for s in states] if has_masters else [],
             list(map(_STEP, states)),
         )
