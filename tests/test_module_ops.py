@@ -222,7 +222,10 @@ def test_a_cached_graph_makes_its_module_again() -> None:
     module, _ = SHARDED["rms_norm"]
     x = normal(*SHAPE, seed=0).requires_grad_()
     hits = []
-    caches = torch._functorch.config.patch(enable_autograd_cache=True), torch._inductor.config.patch(fx_graph_cache=True)
+    caches = (
+        torch._functorch.config.patch(enable_autograd_cache=True),
+        torch._inductor.config.patch(fx_graph_cache=True),
+    )
     with fresh_cache(), caches[0], caches[1]:
         for _ in range(2):
             torch._dynamo.reset()

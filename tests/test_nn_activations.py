@@ -217,7 +217,8 @@ def check_learned_mask(here: Here, at: Placements, sizes: Sequence[int], dtype: 
     full = (1,) * (3 - len(sizes)) + tuple(sizes)
     cut = [R if isinstance(p, Shard) and full[p.dim] == 1 else p for p in at]
     for log in (False, True):
-        module = (LogSoftmax if log else Softmax)(scale=0.5, mesh=here.mesh, input=at)
+        placed = {"mask": cut} if here.mesh.size > 1 else {}  # of one sample a rank no shape tells
+        module = (LogSoftmax if log else Softmax)(scale=0.5, mesh=here.mesh, input=at, **placed)
         mask = here.cut(given.view(full), cut).clone()
         ours, theirs = leaf(mask if here.mesh.size > 1 else mask.view(tuple(sizes))), leaf(given.double())
         for _ in range(2):  # bound, and looked up

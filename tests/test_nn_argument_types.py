@@ -310,7 +310,7 @@ def test_a_vector_of_another_size_in_a_parameters_place_is_named(name: str) -> N
 def test_biases_of_two_dtypes_are_refused() -> None:
     module = nn.SwiGLU(6, bias=True)
     module.up_bias = torch.nn.Parameter(torch.zeros(6, dtype=torch.bfloat16))
-    with pytest.raises(ModuleInputError, match="SwiGLU: up_bias has dtype torch.bfloat16, expected torch.float32"):
+    with pytest.raises(ModuleInputError, match=r"SwiGLU: up_bias has dtype torch\.bfloat16, expected"):
         module(X, X)
 
 

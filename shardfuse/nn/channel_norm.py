@@ -51,7 +51,7 @@ class ChannelNorm(TwinnedModule, ParameterModule):
             local = [self.traced(t) for t in given]
             results = self.library_op(local, self.twin_text, None if whole is None else list(whole))
         else:
-            results = (self._twin or self.twin()).run(given, whole)
+            results = self.twin().run(given, whole)
         return [channels_second(results[0]), *results[1:]]
 
     def placed(self, placement: TensorPlacement, ndim: int, unsharded: Sequence[int] | None) -> TensorPlacement:

@@ -36,21 +36,30 @@ class _Softmax(TwinnedModule):
     _is_log = False
     dim: Setting[int] = Setting()
     scale: Setting[float] = Setting()
+    mask: Setting[TensorPlacement | None] = Setting()
     learns_mask = False
     """Has an added mask a gradient?"""
     twin_flag = "learns_mask"
 
     def __init__(
-        self, dim: int = -1, scale: float = 1.0, *, mesh: DeviceMesh | None = None, input: Placements | None = None
+        self,
+        dim: int = -1,
+        scale: float = 1.0,
+        *,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+        mask: Placements | None = None,
     ) -> None:
         super().__init__()
         self.check_argument("scale", scale, math.isfinite(scale), "a finite number")
         self.dim, self.scale, self.mesh = dim, scale, mesh
         self._input = TensorPlacement.of_whole_values("input", input, mesh, type(self).__name__)
+        said = TensorPlacement.of_whole_values("mask", mask, mesh, type(self).__name__)
+        self.mask = None if mask is None else said
         self.describe()
 
     def settings(self) -> dict[str, object]:
-        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input}
+        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input, "mask": self.mask}
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
@@ -59,7 +68,8 @@ class _Softmax(TwinnedModule):
 
         mask: of a shape that broadcasts to x's, local as x is: of bool, True where an element takes part; or of a
         floating dtype, added to ``scale * x``, with a gradient where it requires one.  Where no element of a row takes
-        part, its result is NaN and its gradient 0, as of torch's masked_fill.
+        part, its result is NaN and its gradient 0, as of torch's masked_fill.  One that requires a gradient, and has
+        one element along a dim of which x has one on each rank, is placed as ``mask=`` of the module says.
         unsharded: x's shape as a whole, where local tensors are shards that differ in size.
         """
         if self.is_decomposed():
@@ -73,7 +83,10 @@ class _Softmax(TwinnedModule):
                 if self._wants_sum_of_shards(x, mask, beside):
                     self._refuse_gradient()
                 given.append(Given("mask", mask, beside))
-            here = partial(self._forward, unsharded=shape)
+                said = replace(beside, shards=_behind(beside.shards, x.ndim - mask.ndim))
+                here = partial(self._forward, unsharded=shape, placed=said)
+            else:
+                here = partial(self._forward, unsharded=shape)
             return on_local_tensors(here, self.mesh, given, [Result(shape, self._input, self._input)])
         return self._forward(x, mask, unsharded=unsharded)
 
@@ -98,8 +111,14 @@ class _Softmax(TwinnedModule):
         return replace(at, shards=tuple(shards))
 
     def _forward(
-        self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        unsharded: Sequence[int] | None,
+        placed: TensorPlacement | None = None,
     ) -> torch.Tensor:
+        """placed: where the mask lives, by the dims of x, where that was a DTensor."""
         if x.ndim == 0 and self.mesh is None and self.dim in (-1, 0):  # a row of one element, as torch has it
             mask_of_row = mask if mask is None or mask.ndim else mask[None]
             self._check(x, mask)
@@ -111,7 +130,7 @@ class _Softmax(TwinnedModule):
             return self.run((x,), unsharded)[0]
         if mask.ndim > x.ndim or has_dtensor((mask,)):
             self._check(x, mask)
-        learns = _learns(mask)
+        learns, given_dims = _learns(mask), mask.ndim
         mask = (mask if learns else mask.detach())[(None,) * (x.ndim - mask.ndim)]
         cut = self._masked_in_full(x, unsharded)
         if any(mask.shape[d] == 1 != x.shape[d] for d in cut):
@@ -119,9 +138,40 @@ class _Softmax(TwinnedModule):
             if learns and self.mesh is not None:
                 self._refuse_gradient()
             mask = mask.expand([x.shape[d] if d in cut else n for d, n in enumerate(mask.shape)])
-        if learns and torch.compiler.is_compiling():  # Dynamo would trace how the twin is made
-            return self.library_op([x, mask], self.twin_text, None if unsharded is None else list(unsharded))[0]
-        return (self.twin() if learns else self).run((x, mask), unsharded)[0]
+        if not learns:
+            return self.run((x, mask), unsharded)[0]
+        said = placed or self._mask_placed(x, mask, given_dims, unsharded)
+        if torch.compiler.is_compiling():  # Dynamo would trace how the twin is made
+            text = _with_mask(self.twin_text, said)
+            return self.library_op([x, mask], text, None if unsharded is None else list(unsharded))[0]
+        return self.twin(mask=said).run((x, mask), unsharded)[0]
+
+    def _mask_placed(
+        self, x: torch.Tensor, mask: torch.Tensor, given_dims: int, unsharded: Sequence[int] | None
+    ) -> TensorPlacement | None:
+        """Where a mask of ``given_dims`` dims lives, by the dims of x; None where its shape tells.
+
+        Raises ModuleInputError where its shape does not, and ``mask`` of this module was left out.
+        """
+        before, said = x.ndim - given_dims, self.mask
+        if all(d < before for d in self._alike_in(x, mask, unsharded)):
+            return None
+        if said is None:
+            found = "one element along a dim of which x has one on each rank, and a gradient that is wanted"
+            advice = "make the module with mask=, how the mask is placed, or pass DTensors"
+            raise ModuleInputError(type(self).__name__, "mask", found, "to be told whether ranks share it", advice)
+        return replace(said, shards=_behind(said.resolve("mask", given_dims).shards, before))
+
+    def _alike_in(self, x: torch.Tensor, mask: torch.Tensor, unsharded: Sequence[int] | None) -> frozenset[int]:
+        """Sharded dims of which x and the mask have one element on each rank: the mask's may be of this rank or of all.
+
+        mask: with as many dims as x.
+        """
+        if self.mesh is None:
+            return frozenset()
+        shards = zip(self._input.resolve("input", x.ndim).shards, self.mesh.shape, strict=True)
+        ones = (d for d, n in shards if d is not None and n > 1 and x.shape[d] == 1 == mask.shape[d])
+        return frozenset(ones) - self._masked_in_full(x, unsharded)
 
     def _wants_sum_of_shards(self, x: torch.Tensor, mask: torch.Tensor, beside: TensorPlacement) -> bool:
         """Is the gradient of a DTensor, the mask, a sum over shards of x?  All ranks answer alike."""
@@ -194,10 +244,25 @@ class _Softmax(TwinnedModule):
 
     def _mask_shape(self, x: torch.Tensor, mask: torch.Tensor, unsharded: Sequence[int] | None) -> tuple[int, ...]:
         cut = self._masked_in_full(x, unsharded)
+        if self.learns_mask and self.mask is not None:
+            cut |= self._alike_in(x, mask, unsharded) & frozenset(self.mask.cut_dims)
         return tuple(1 if n == 1 and d not in cut else -1 for d, n in enumerate(mask.shape))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, scale={self.scale}"
+
+
+def _behind(shards: Sequence[int | None], before: int) -> tuple[int | None, ...]:
+    """``shards`` of a tensor behind ``before`` more dims."""
+    return tuple(None if d is None else d + before for d in shards)
+
+
+def _with_mask(text: str, placed: TensorPlacement | None) -> str:
+    """The settings ``text`` with another mask=, of which the last that is said holds."""
+    if placed is None:
+        return f'{text[:-1]},"mask":null}}'
+    said = ",".join(f'"{"R" if d is None else f"S{d}"}"' for d in placed.shards)
+    return f'{text[:-1]},"mask":[{said}]}}'
 
 
 def _learns(mask: torch.Tensor) -> bool:
@@ -211,6 +276,9 @@ class Softmax(_Softmax):
     scale: x is multiplied by it first.
     mesh, input: on a mesh, how x and the result are placed: Shard or Replicate; ``dim`` may be sharded too, for one
     exchange of two numbers a row, and one number a row backward.
+    mask: on a mesh, how a mask with a gradient is placed, by its own dims.  It is asked for where x has one element of
+    a sharded dim on each rank, as of one head a rank: that of the mask may be one of many, or the same on all ranks,
+    whose gradient is the sum over ranks.
     x: float64, float32, bfloat16 or float16, computed in float32 or float64 and rounded once.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
     """

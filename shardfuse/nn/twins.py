@@ -5,7 +5,7 @@ That the channels of an image come last in memory, say, or that a mask has a gra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,10 +19,9 @@ class TwinnedModule(FusedModule):
     twin_flag: ClassVar[str] = ""
     twin_text: str
     """The settings of the twin, printed."""
-    _twin: FusedModule | None = None
 
     def describe(self) -> None:
-        self.__dict__["_twin"] = None
+        self.__dict__["_twins"] = {}
         super().describe()
         self.__dict__["twin_text"] = self.text.replace("{", f'{{"{self.twin_flag}":true,', 1)
         if getattr(self, self.twin_flag):
@@ -36,15 +35,20 @@ class TwinnedModule(FusedModule):
             made.describe()
         return made
 
-    def twin(self) -> FusedModule:
-        """Kept until a setting is another one; past ``torch.nn.Module.__setattr__``, as it is no child."""
-        made = self._twin
+    def twin(self, **changed: Hashable) -> FusedModule:
+        """Kept until a setting is another one; past ``torch.nn.Module.__setattr__``, as it is no child.
+
+        changed: settings of which the twin has these values.
+        """
+        twins: dict[Hashable, FusedModule] = self.__dict__["_twins"]
+        key = tuple(changed.items())
+        made = twins.get(key)
         if made is None:
             with torch.no_grad():
-                made = self.defined.made_again({**self.settings(), self.twin_flag: True})
+                made = self.defined.made_again({**self.settings(), **changed, self.twin_flag: True})
             made.timer, made.promises = self.timer, self.promises
-            self.__dict__["_twin"] = made
+            twins[key] = made
         return made
 
     def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_twin": None}
+        return {**super().__getstate__(), "_twins": {}}

@@ -37,7 +37,10 @@ OPS: dict[str, tuple[Op, Callable[[torch.Tensor], torch.Tensor]]] = {
         lambda ops, x: ops.add(ops.pad(x, [1, 1, 2, 1]), 1),
         lambda x: torch.nn.functional.pad(x, (1, 1, 2, 1)) + 1,
     ),
-    "slice with a step": (lambda ops, x: ops.add(ops.slice(x, [1, 0], [4, 4], [2, 2]), 1), lambda x: x[1:4:2, :4:2] + 1),
+    "slice with a step": (
+        lambda ops, x: ops.add(ops.slice(x, [1, 0], [4, 4], [2, 2]), 1),
+        lambda x: x[1:4:2, :4:2] + 1,
+    ),
     "sum of what is flipped": (lambda ops, x: ops.sum(ops.flip(x, [0]), [0]), lambda x: x.sum(0)),
     "sum along what is flipped": (lambda ops, x: ops.sum(ops.flip(x, [0, 1]), [1]), lambda x: x.flip(0, 1).sum(1)),
 }

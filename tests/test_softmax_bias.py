@@ -1,0 +1,127 @@
+"""The gradient of a bias that is added to the scores, where ranks have one head, sample or column each: the one element
+that the bias has along that dim may be this rank's, or the same on all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dtensor_cases import distribute, make_mesh, numbers
+from nn_cases import S0, S1, R
+from ranks import run_ranks
+from torch.distributed.tensor import Placement, Shard
+from torch_answers import assert_beside
+
+from shardfuse import DeviceMesh, nn
+from shardfuse.errors import ModuleInputError
+from shardfuse.nn.library import module_of
+from shardfuse.nn.softmax import _with_mask
+
+SHAPE = (2, 2, 3, 2)
+"""[samples, heads, queries, keys], of which each but the third may be cut into ones."""
+
+
+def eager(x: torch.Tensor, bias: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+    bias = bias.clone().requires_grad_()
+    (0.5 * x + bias).softmax(-1).backward(seed)
+    assert bias.grad is not None
+    return bias.grad
+
+
+def drawn(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return numbers(SHAPE, 1, torch.float64), numbers(shape, 2, torch.float64), numbers(SHAPE, 3, torch.float64)
+
+
+LOCAL: list[tuple[tuple[int, ...], int, Placement | None]] = [
+    ((1, 2, 3, 2), 1, S1),
+    ((2, 2, 3, 2), 1, S1),
+    ((2, 1, 2), 1, S0),
+    ((1, 1, 3, 2), 1, R),
+    ((2, 2, 3, 2), 0, S0),
+    ((1, 2, 3, 2), 0, R),
+    ((2, 3, 2), 0, None),
+    ((3, 2), 1, None),
+    ((1, 2, 3, 2), 3, Shard(3)),
+]
+"""Shapes of a bias; the dim of x that is cut; how the bias is placed, None where its shape tells."""
+
+
+@pytest.mark.parametrize(("shape", "dim", "placed"), LOCAL)
+@pytest.mark.parametrize("is_told", [False, True], ids=["even", "unsharded="])
+def test_pieces(shape: tuple[int, ...], dim: int, placed: Placement | None, is_told: bool) -> None:
+    x, bias, seed = drawn(shape)
+    right = eager(x, bias, seed)
+
+    def pieces(whole: torch.Tensor, at: Placement | None, rank: int) -> torch.Tensor:
+        if at is None or at.is_replicate():
+            return whole
+        assert isinstance(at, Shard)
+        return whole.chunk(2, at.dim)[rank].clone()
+
+    def run(rank: int, size: int) -> None:
+        cut, options = Shard(dim), {} if placed is None else {"mask": placed}
+        module = nn.Softmax(-1, 0.5, mesh=DeviceMesh(range(2)), input=cut, **options)
+        own = pieces(bias, placed, rank).clone().requires_grad_()
+        told = {"unsharded": SHAPE} if is_told else {}
+        module(pieces(x, cut, rank), own, **told).backward(pieces(seed, cut, rank))
+        assert own.grad is not None
+        assert_beside(own.grad, pieces(right, placed, rank), "the bias's gradient")
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize(
+    ("shape", "at", "placed"),
+    [
+        ((1, 2, 3, 2), [S1], [S1]),
+        ((1, 1, 3, 2), [S1], [R]),
+        ((2, 1, 3, 2), [S0], [S0]),
+        ((1, 2, 3, 2), [S0, S1], [R, S1]),
+        ((2, 2, 3, 2), [S0, S1], [S0, S1]),
+        ((2, 1, 3, 2), [S1, S0], [R, S0]),
+        ((2, 3, 2), [S0, S1], [R, S0]),
+        ((2, 2, 1, 2), [R, S1], [R, S1]),
+    ],
+)
+def test_dtensors(shape: tuple[int, ...], at: list[Placement], placed: list[Placement]) -> None:
+    """Which say where they are: nothing has to be told."""
+    x, bias, seed = drawn(shape)
+    right = eager(x, bias, seed)
+
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,) * len(at))
+        module = nn.Softmax(-1, 0.5, mesh=DeviceMesh(mesh.mesh), input=at)
+        learned = distribute(bias, mesh, placed).requires_grad_()
+        module(distribute(x, mesh, at), learned).backward(distribute(seed, mesh, at))
+        assert learned.grad is not None
+        assert_beside(learned.grad.full_tensor(), right, "the bias's gradient")
+
+    run_ranks(2 ** len(at), run)
+
+
+def test_what_no_shape_tells_is_asked_for() -> None:
+    def run(rank: int, size: int) -> None:
+        module = nn.LogSoftmax(mesh=DeviceMesh(range(2)), input=S1)
+        x, bias = torch.ones(2, 1, 3, 2), torch.ones(1, 1, 3, 2, requires_grad=True)
+        with pytest.raises(ModuleInputError, match=r"LogSoftmax: mask has one element along a dim .* mask="):
+            module(x, bias)
+        with torch.no_grad():
+            module(x, bias)
+        module(x, bias.detach())
+        module.mask = None
+        module(torch.ones(2, 2, 3, 2), bias).sum().backward()  # two heads: one bias for both, and for all ranks
+
+    run_ranks(2, run)
+
+
+def test_an_op_of_a_graph_knows_how_the_bias_is_placed() -> None:
+    """By its text, which is all that a compiled graph has of the module."""
+
+    def run(rank: int, size: int) -> None:
+        module = nn.Softmax(mesh=DeviceMesh(range(2)), input=S1, mask=S1)
+        x, bias = torch.ones(2, 1, 3, 2), torch.ones(1, 1, 3, 2)
+        for placed, shards in ((module.mask, (1,)), (None, (None,))):
+            made = module_of("softmax", _with_mask(module.twin_text, placed))
+            for found in (made, module.twin(mask=placed)):
+                assert found.bind((x, bias), None).arguments[1].shards == shards
+
+    run_ranks(2, run)
