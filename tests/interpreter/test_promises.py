@@ -53,6 +53,48 @@ def test_samples_side_by_side_have_the_bits_that_they_have_alone(dtype: DataType
         assert torch.equal(found, whole[:samples]), samples
 
 
+SQUEEZED = {
+    "alone": (lambda ops, x: ops.neg(ops.squeeze(x, 1)), lambda x: -x[:, 0]),
+    "beside a sum": (lambda ops, x: ops.sub(ops.squeeze(x, 1), ops.sum(x, [0, 1])), lambda x: x[:, 0] - x.sum()),
+    "added up": (lambda ops, x: ops.sum(ops.squeeze(x, 1), [0]), lambda x: x.sum()),
+    "and not": (lambda ops, x: ops.sub(x, ops.squeeze(x, 1)), lambda x: x - x[:, 0]),
+}
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+@pytest.mark.parametrize("shape", [[3, 1], [3, -1], [-1, -1]], ids=str)
+@pytest.mark.parametrize("promise", ["batch", "ranks"])
+def test_an_axis_that_is_squeezed_is_no_batch(promise: Invariant, shape: list[int], name: str) -> None:
+    """Though its extent is not said, so that it might be one of a single row."""
+    define, by_torch = SQUEEZED[name]
+    with FusionDefinition(backend="triton", invariant=promise) as fd:
+        x = fd.define_tensor(shape)
+        fd.add_output(define(fd.ops, x))
+    given = torch.tensor([[1.0], [-2.0], [4.0]])
+    (found,) = fd.execute([given])
+    assert torch.equal(found, by_torch(given))
+
+
+def test_a_squeezed_axis_of_one_that_ranks_share() -> None:
+    """The first rank has it, the other nothing."""
+    given = torch.tensor([[1.0], [-2.0], [4.0]])
+
+    def run(promise: Invariant) -> torch.Tensor:
+        rank, mesh = shardfuse.initialize().rank, DeviceMesh(range(2))
+        with FusionDefinition(backend="triton", invariant=promise) as fd:
+            x = fd.define_tensor([3, 1])
+            y = fd.ops.neg(fd.ops.squeeze(x, 1))
+            fd.add_output(y)
+        x.set_device_mesh(mesh)
+        x.outer_split(1, 2, uneven=True)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+        y.set_device_mesh(mesh)
+        return fd.execute([given[:, rank:]])[0]
+
+    for promise in ("batch", "ranks"):
+        assert all(torch.equal(found, -given[:, 0]) for found in shardfuse.simulate(run, 2, args=(promise,)))
+
+
 def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Space, "is_invariant", False)
     fd = define("layer_norm", 1536, DataType.Float)
