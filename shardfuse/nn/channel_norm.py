@@ -20,6 +20,7 @@ class ChannelNorm(TwinnedModule, ParameterModule):
     affine: Setting[bool] = Setting()
     weight: torch.nn.Parameter | None
     bias: torch.nn.Parameter | None
+    _input: TensorPlacement
     is_last = False
     twin_flag = "is_last"
     vectors = ("weight", "bias")
@@ -45,6 +46,10 @@ class ChannelNorm(TwinnedModule, ParameterModule):
         x, *vectors = tensors
         if not is_channels_last(x):
             return self.run(tensors, unsharded)
+        if self._some_have_both(unsharded):
+            results = self.run(tensors, unsharded)
+            kept = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+            return [results[0].contiguous(memory_format=kept), *results[1:]]
         whole = None if unsharded is None else (unsharded[0], *unsharded[2:], unsharded[1])
         given = (channels_last(x), *vectors)
         if torch.compiler.is_compiling():
@@ -53,6 +58,19 @@ class ChannelNorm(TwinnedModule, ParameterModule):
         else:
             results = self.twin().run(given, whole)
         return [channels_second(results[0]), *results[1:]]
+
+    def _some_have_both(self, unsharded: Sequence[int] | None) -> bool:
+        """Has some rank a piece that is stored in both ways at once: of nothing, of one channel, or of one pixel?
+
+        It cannot know from its piece which of both the others have: all read them as if channels came second.
+        """
+        if self.mesh is None or unsharded is None:  # pieces of one shape tell all ranks alike
+            return False
+        placement = self._input.resolve("input", len(unsharded))
+        if not placement.cuts_unevenly(self.mesh, unsharded):
+            return False
+        pieces = [placement.local_shape(self.mesh, unsharded, rank) for rank in self.mesh.ranks]
+        return any(0 in sizes or sizes[1] == 1 or all(n == 1 for n in sizes[2:]) for sizes in pieces)
 
     def placed(self, placement: TensorPlacement, ndim: int, unsharded: Sequence[int] | None) -> TensorPlacement:
         """``placement`` of [batch, channels, ...] for tensors as ``bind`` has them, of these unsharded sizes."""

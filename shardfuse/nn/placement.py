@@ -125,19 +125,21 @@ class TensorPlacement:
             unsharded = unsharded.narrow(dim, start, stop - start)
         return unsharded
 
-    def local_shape(self, mesh: DeviceMesh | None, unsharded: Sequence[int]) -> tuple[int, ...]:
-        """The shape of this rank's piece, dims counted from either end.  Sizes may be symbolic."""
+    def local_shape(
+        self, mesh: DeviceMesh | None, unsharded: Sequence[int], rank: int | None = None
+    ) -> tuple[int, ...]:
+        """The shape of the piece of a rank, this one unless said; dims counted from either end.  Sizes may be symbolic."""
         resolved = tuple(None if d is None else d % len(unsharded) for d in self.shards)
-        spans = [replace(self, shards=resolved)._span(mesh, dim, size) for dim, size in enumerate(unsharded)]
+        spans = [replace(self, shards=resolved)._span(mesh, dim, size, rank) for dim, size in enumerate(unsharded)]
         return tuple(stop - start for start, stop in spans)
 
-    def _span(self, mesh: DeviceMesh | None, dim: int, size: int) -> tuple[int, int]:
-        """The part of ``dim`` that this rank has."""
+    def _span(self, mesh: DeviceMesh | None, dim: int, size: int, rank: int | None = None) -> tuple[int, int]:
+        """The part of ``dim`` that a rank has, this one unless said."""
         start, stop, chunk = 0, size, size
         is_even = size % self.parts(mesh, dim) == 0  # then a symbolic size needs no minimum
         for mesh_dim, shard_dim in enumerate(self.shards):
             if mesh is not None and shard_dim == dim:
-                index = mesh.index(current_rank(), mesh.parallel_types[mesh_dim])
+                index = mesh.index(current_rank() if rank is None else rank, mesh.parallel_types[mesh_dim])
                 if is_even:
                     chunk = chunk // mesh.shape[mesh_dim]
                     start, stop = start + index * chunk, start + (index + 1) * chunk
