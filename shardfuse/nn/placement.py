@@ -128,7 +128,7 @@ class TensorPlacement:
     def local_shape(
         self, mesh: DeviceMesh | None, unsharded: Sequence[int], rank: int | None = None
     ) -> tuple[int, ...]:
-        """The shape of the piece of a rank, this one unless said; dims counted from either end.  Sizes may be symbolic."""
+        """The shape of a rank's piece, this one's unless said; dims counted from either end.  Sizes may be symbolic."""
         resolved = tuple(None if d is None else d % len(unsharded) for d in self.shards)
         spans = [replace(self, shards=resolved)._span(mesh, dim, size, rank) for dim, size in enumerate(unsharded)]
         return tuple(stop - start for start, stop in spans)
