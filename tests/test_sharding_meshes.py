@@ -14,7 +14,7 @@ from ranks import run_ranks
 from test_sharding import names, placements, values
 from thread_check import Case, Placement, X, Y, Z, check_on_threads, shard, world_mesh
 
-from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.analysis.communication_table import communication_of
 from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200
@@ -624,3 +624,40 @@ def random_move(seed: int) -> Case:
 
 def test_moves_that_reshard() -> None:
     check_on_threads(4, [random_move(seed) for seed in range(150)])
+
+
+@pytest.mark.parametrize("order", ["y x", "x y"])
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 3), (3, 2)], ids=str)
+def test_parts_that_are_shared_out_again(ranks: tuple[int, int], order: str) -> None:
+    """Rows in as many parts as there are ranks, and these over two mesh dimensions: as many rows as ranks, more, and so
+    few that whole rows of ranks have none.  What is added up, and what is gathered, goes over both dimensions."""
+    size = ranks[0] * ranks[1]
+
+    def run(rank: int, _: int) -> None:
+        mesh = DeviceMesh(torch.arange(size).reshape(ranks).tolist())
+        first, second = (Y, X) if order == "y x" else (X, Y)
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, 3], dtype=DataType.Double)
+            cut, total = fd.ops.mul(x, 2.0), fd.ops.sum(x, [0])
+            whole = fd.ops.add(x, total)
+            for y in (cut, total, whole):
+                fd.add_output(y)
+        for t in (x, cut):
+            t.set_device_mesh(mesh)
+            t.outer_split(0, size, uneven=True)
+            t.outer_split(0, mesh.extent(first))
+            t.axis(0).parallelize(first)
+            t.axis(1).parallelize(second)
+        for t in (total, whole):
+            t.set_device_mesh(mesh)
+        at = mesh.coordinate(rank)
+        index = at[first.mesh_dim(2)] * mesh.extent(second) + at[second.mesh_dim(2)]
+        for rows in range(size + 3):
+            full = torch.arange(3.0 * rows, dtype=torch.float64).view(rows, 3) + 1
+            each = -(-rows // size)
+            own = full[index * each : (index + 1) * each]
+            found = fd.execute([own], sizes={x: (rows, 3)})
+            for got, right in zip(found, (2 * own, full.sum(0), full + full.sum(0)), strict=True):
+                assert torch.equal(got, right), (rows, got, right)
+
+    run_ranks(size, run)

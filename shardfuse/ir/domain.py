@@ -109,9 +109,10 @@ class TensorDomain:
         return axes
 
     def shared_singles(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """For each logical axis of these extents, how many mesh dimensions take the outer part of one element of it.
+        """For each logical axis of these extents, how many mesh dimensions take an outer part that is one alone.
 
-        The first rank of each has that element.
+        The first rank of each has it: of an axis of one element that element, of 2 rows in 4 parts, and these in 2 by
+        2, the first 2 parts.
         """
         singles = self._singles(shape)
         return tuple(singles.get(axis, 0) for axis in self.logical)
@@ -128,7 +129,12 @@ class TensorDomain:
                 parts = self._parts(t.axis, extents[t.axis])
                 extents.update(zip(t.out, _extents(extents[t.axis], t, parts), strict=True))
         made = [t for t in splits if t.axis in extents]
-        counts = {t.out[0]: 1 for t in made if t.out[0] in shared_out and [extents[i] for i in t.out] == [1, 1]}
+        counts = {
+            axis: 1
+            for t in made
+            for axis in t.out
+            if axis in shared_out and extents[axis] == 1 and all(extents[i] for i in t.out)
+        }
         for t in reversed(made):
             counts[t.axis] = sum(counts.get(i, 0) for i in t.out)
         return counts
@@ -142,11 +148,19 @@ class TensorDomain:
         return max(present, axis.extent) if is_outer and present else present
 
     def _shared_out(self) -> tuple[IterDomain, ...]:
-        """The outer parts, allowed to be short, that are on a mesh dimension of several ranks."""
+        """The outer parts, allowed to be short, that are on a mesh dimension of several ranks.
+
+        Short may also be what such parts are split into, as the last of them may have nothing.
+        """
         mesh = self.mesh
         if mesh is None:
             return ()
-        cut = {t.out[0] for t in self.transforms if isinstance(t, Split) and t.uneven}
+        cut: set[IterDomain] = set()
+        for t in self.transforms:
+            if isinstance(t, Split) and t.axis in cut:
+                cut.update(t.out)
+            elif isinstance(t, Split) and t.uneven:
+                cut.add(t.out[0])
         on = self.mesh_axes().items() if cut else ()
         return tuple(axis for p, axis in on if axis in cut and p in mesh.parallel_types and mesh.extent(p) > 1)
 
