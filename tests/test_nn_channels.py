@@ -324,3 +324,13 @@ def test_autograd_makes_no_gradients_of_statistics() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
         result.backward()
     assert not any(e.name in ("aten::zeros", "aten::zero_") for e in seen.events())
+
+
+def test_batches_are_counted_where_statistics_were_put_away() -> None:
+    ours, theirs = BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    for module in (ours, theirs):
+        module.running_mean = module.running_var = None
+        for _ in range(2):
+            module(torch.ones(4, 3))
+        module.eval()(torch.ones(4, 3))
+    assert ours.num_batches_tracked == theirs.num_batches_tracked == 2

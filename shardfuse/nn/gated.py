@@ -140,7 +140,7 @@ class GatedUnit(TakesProducts, FusedModule):
             placement = replace(placement, shards=shards)
         elif self.features is not None:
             self._check_features(gate, self.features, placement.only(ndim - 1), has_biases=len(others) > 0)
-        biases = dict(zip(("gate_bias", "up_bias"), others, strict=False))
+        biases: dict[str, torch.Tensor] = dict(zip(("gate_bias", "up_bias"), others, strict=False))
         self.check_vectors(biases, gate.shape[-1])
         if biases and biases["gate_bias"].dtype != biases["up_bias"].dtype:
             found, expected = f"dtype {biases['up_bias'].dtype}", f"{biases['gate_bias'].dtype}, the dtype of gate_bias"

@@ -36,7 +36,7 @@ def said(part: object) -> str:
     """A part for a reader, without what is as it mostly is: ``Tile(kept=4, reduced=256)``, ``Registers(packed)``."""
     told: list[str] = []
     for field in fields(part):  # pyright: ignore[reportArgumentType]
-        value = getattr(part, field.name)
+        value: object = vars(part)[field.name]
         if isinstance(value, Immediate | Lagged):
             told.append(said(value))
         elif isinstance(value, bool):

@@ -243,7 +243,7 @@ def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms, Lost] | str:
     squeezed = frozenset[Digit]().union(*(gone for e, gone in lost.items() if isinstance(e.op, Squeeze)))
     rows = frozenset(filter(is_single_row, squeezed))
     if rows:  # no row of a batch, of which there may be more: what squeezes it takes one alone
-        pieces = {**pieces, **dict.fromkeys(rows, ())}
+        pieces = {d: () if d in rows else own for d, own in pieces.items()}
         atoms = {t: own - rows for t, own in atoms.items()}
         lost = {e: left for e, gone in lost.items() if (left := gone - rows)}
     return pieces, atoms, lost
