@@ -40,6 +40,24 @@ def test_a_norm_is_one_kernel() -> None:
     assert str(plan).startswith("1 segments, 1 kernels, 0 collectives, 17408 bytes\nsegment 0: persistent -> ")
 
 
+def test_each_kernel_has_its_schedule_and_each_stage_of_it() -> None:
+    """As data, and in a line that leaves out what is as it mostly is."""
+    plan = rms_norm([8192, 32768], DataType.BFloat16).explain()
+    (segment,) = plan.segments
+    ((schedule,),) = segment.schedules
+    assert (schedule.is_packed, schedule.launch.warps) == (True, 16)
+    line = "schedule: Tile(kept=1, reduced=4096), Registers(packed), 16 warps, at most 64 registers"
+    assert f"    {segment.kernels[0]}: {line}\n" in str(plan)
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.sum(fd.define_tensor([65536, 512]), [0]))
+    plan = fd.explain()
+    (kernel,), (stages,) = plan.segments[0].kernels, plan.segments[0].schedules
+    first, second = stages
+    assert f"    {kernel}: schedule: {first}; then {second}\n" in str(plan)
+    assert first.is_one_launch
+    assert f"Split(parts={first.parts}, in_one_launch)" in str(first)
+
+
 def test_walks_of_a_loop_are_counted() -> None:
     """A softmax of columns that no program holds: two reads and a write; a loss of long rows: one read."""
     with FusionDefinition() as fd:

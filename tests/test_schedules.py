@@ -175,3 +175,33 @@ def test_stages_behind_the_first_take_no_scalars() -> None:
     kernels = kernels_of(planned.scheduler, planned.segment, H200)
     with pytest.raises(ScheduleError, match="need scalars"):
         one_launch(planned.scheduler, planned.segment, kernels)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"),
+    [
+        (Schedule(Tile(128)), "Tile(kept=128), 4 warps"),
+        (Schedule(Sides(64, 32), launch=Launch(8)), "Sides(along=64, across=32), 8 warps"),
+        (Schedule(Tile(4, 256)), "Tile(kept=4, reduced=256), Registers, 4 warps"),
+        (
+            Schedule(Tile(8, 1, 6), Loop(), launch=Launch(1, 1)),
+            "Tile(kept=8, columns=6), Loop, 1 warp, 1 stage",
+        ),
+        (
+            Schedule(Tile(1, 512), Registers(), Group(16, 264, Lagged(2)), launch=Launch(4, 2, 128)),
+            "Tile(kept=1, reduced=512), Registers, Group(members=16, programs=264, Lagged(rows=2)), 4 warps, 2 stages, "
+            "at most 128 registers",
+        ),
+        (
+            Schedule(Tile(1, 512), Registers(packed=True), access=Access.ALIGN_DOWN),
+            "Tile(kept=1, reduced=512), Registers(packed), ALIGN_DOWN, 4 warps",
+        ),
+        (
+            Schedule(RowLoop(2, 256), split=Split(132, in_one_launch=True)),
+            "RowLoop(rows=2, chunk=256, keeps), Split(parts=132, in_one_launch), 4 warps, 3 stages",
+        ),
+    ],
+    ids=lambda value: value.split(",")[0] if isinstance(value, str) else "",
+)
+def test_a_schedule_in_words(schedule: Schedule, text: str) -> None:
+    assert str(schedule) == text

@@ -58,7 +58,7 @@ class Explanation:
 
     ``collectives``: those of the last call have also what exchanges pieces of DTensors that torch cuts elsewhere.
 
-    A plan is the same on every rank and with or without a GPU.
+    A plan is the same on every rank.  Without a GPU it is for an H200, and ranks exchange by collectives.
     """
 
     segments: tuple[SegmentExplanation, ...]

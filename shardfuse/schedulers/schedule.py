@@ -110,9 +110,9 @@ class Schedule:
         told = [said(part) for part in (*parts, self.group, self.split) if part is not None]
         if self.is_aligned_down:
             told.append(self.access.name)
-        told.append("1 warp" if self.launch.warps == 1 else f"{self.launch.warps} warps")
+        told.append(_counted(self.launch.warps, "warp"))
         if isinstance(self.order, RowLoop) or not self.is_held or self.lag:
-            told.append(f"{self.launch.stages} stages")
+            told.append(_counted(self.launch.stages, "stage"))
         if self.launch.registers is not None:
             told.append(f"at most {self.launch.registers} registers")
         return ", ".join(told)
@@ -269,3 +269,7 @@ class Schedule:
         """By groups of so many programs, which exchange as they do already, or count each other in."""
         group = self.group or Group(members, programs)
         return replace(self, group=replace(group, members=members, programs=programs))
+
+
+def _counted(n: int, what: str) -> str:
+    return f"1 {what}" if n == 1 else f"{n} {what}s"
