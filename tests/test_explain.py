@@ -245,7 +245,7 @@ def test_a_plan_is_the_same_on_every_rank() -> None:
     assert texts == [plan_text()] * 4
 
 
-@pytest.mark.parametrize("seed", ["0", "1", "7", "random"])
+@pytest.mark.parametrize("seed", ["0", "random"])  # beside this process, which has one of its own
 def test_a_plan_is_the_same_for_every_hash_seed(seed: str) -> None:
     here = Path(__file__).parent
     code = PLAN.format(paths=[str(here.parent), str(here)])
