@@ -12,9 +12,9 @@ from torch.distributed.tensor import Placement, Shard
 from torch_answers import assert_beside
 
 from shardfuse import DeviceMesh, nn
-from shardfuse.errors import ModuleInputError
+from shardfuse.errors import ModuleInputError, PlacementError
 from shardfuse.nn.library import module_of
-from shardfuse.nn.softmax import _with_mask
+from shardfuse.nn.mask_placement import with_mask
 
 SHAPE = (2, 2, 3, 2)
 """[samples, heads, queries, keys], of which each but the third may be cut into ones."""
@@ -107,7 +107,6 @@ def test_what_no_shape_tells_is_asked_for() -> None:
         with torch.no_grad():
             module(x, bias)
         module(x, bias.detach())
-        module.mask = None
         module(torch.ones(2, 2, 3, 2), bias).sum().backward()  # two heads: one bias for both, and for all ranks
 
     run_ranks(2, run)
@@ -119,9 +118,61 @@ def test_an_op_of_a_graph_knows_how_the_bias_is_placed() -> None:
     def run(rank: int, size: int) -> None:
         module = nn.Softmax(mesh=DeviceMesh(range(2)), input=S1, mask=S1)
         x, bias = torch.ones(2, 1, 3, 2), torch.ones(1, 1, 3, 2)
-        for placed, shards in ((module.mask, (1,)), (None, (None,))):
-            made = module_of("softmax", _with_mask(module.twin_text, placed))
+        for placed, shards in ((module._mask, (1,)), (None, (None,))):
+            made = module_of("softmax", with_mask(module.twin_text, placed))
             for found in (made, module.twin(mask=placed)):
                 assert found.bind((x, bias), None).arguments[1].shards == shards
 
     run_ranks(2, run)
+
+
+def test_pieces_of_two_sizes_along_one_dim_and_one_a_rank_along_another() -> None:
+    """Of 3 samples and 2 heads over 2 x 2 ranks: the bias of all heads has the sum over both, of own samples."""
+    x, bias, seed = (
+        numbers((3, *sizes), k, torch.float64) for k, sizes in enumerate(((2, 3, 2), (1, 3, 2), (2, 3, 2)))
+    )
+    right = eager(x, bias, seed)
+
+    def run(rank: int, size: int) -> None:
+        i, j = divmod(rank, 2)
+        own = bias.chunk(2)[i].clone().requires_grad_()
+        module = nn.Softmax(-1, 0.5, mesh=DeviceMesh([[0, 1], [2, 3]]), input=[S0, S1], mask=[S0, R])
+        given = x.chunk(2)[i].chunk(2, 1)[j].contiguous()
+        module(given, own, unsharded=x.shape).backward(seed.chunk(2)[i].chunk(2, 1)[j].contiguous())
+        assert own.grad is not None
+        assert_beside(own.grad, right.chunk(2)[i], "the bias's gradient")
+
+    run_ranks(4, run)
+
+
+def test_a_bias_of_all_ranks_beside_pieces_of_several_sizes_is_refused_on_all() -> None:
+    """Of two heads over three ranks: two have one, and cannot tell it from their own."""
+
+    def run(rank: int, size: int) -> None:
+        module = nn.Softmax(mesh=DeviceMesh(range(3)), input=S1, mask=R)
+        x = torch.ones(2, 2, 3, 2).tensor_split([1, 2], 1)[rank]
+        with pytest.raises(ModuleInputError, match="a gradient that is wanted"):
+            module(x, torch.ones(1, 1, 3, 2, requires_grad=True), unsharded=(2, 2, 3, 2))
+
+    run_ranks(3, run)
+
+
+@pytest.mark.parametrize("placed", [S1, Shard(-1)], ids=str)
+def test_a_mask_that_is_cut_otherwise_than_x_is_refused(placed: Placement) -> None:
+    """[heads, queries, keys] are counted by themselves: heads are dim 0."""
+
+    def run(rank: int, size: int) -> None:
+        module = nn.Softmax(mesh=DeviceMesh(range(2)), input=S1, mask=placed)
+        with pytest.raises(PlacementError, match=r"mask=Shard\(\d\) does not fit x, of which that mesh dimension cuts"):
+            module(torch.ones(2, 1, 3, 2), torch.ones(1, 3, 2, requires_grad=True))
+
+    run_ranks(2, run)
+
+
+def test_a_module_that_was_pickled_before_it_had_a_mask() -> None:
+    module = nn.Softmax(-1, 0.5)
+    state = module.__getstate__()
+    state.pop("_mask")
+    again = nn.Softmax.__new__(nn.Softmax)
+    again.__setstate__(state)
+    assert torch.equal(again(torch.ones(2, 3)), module(torch.ones(2, 3)))

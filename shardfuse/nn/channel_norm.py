@@ -69,8 +69,9 @@ class ChannelNorm(TwinnedModule, ParameterModule):
         placement = self._input.resolve("input", len(unsharded))
         if not placement.cuts_unevenly(self.mesh, unsharded):
             return False
-        pieces = [placement.local_shape(self.mesh, unsharded, rank) for rank in self.mesh.ranks]
-        return any(0 in sizes or sizes[1] == 1 or all(n == 1 for n in sizes[2:]) for sizes in pieces)
+        least = placement.local_shape(self.mesh, unsharded, self.mesh.ranks[-1])  # no other is smaller in any dim
+        # not `0 in least`, which Dynamo does not find among symbolic sizes
+        return any(n == 0 for n in least) or least[1] == 1 or all(n == 1 for n in least[2:])
 
     def placed(self, placement: TensorPlacement, ndim: int, unsharded: Sequence[int] | None) -> TensorPlacement:
         """``placement`` of [batch, channels, ...] for tensors as ``bind`` has them, of these unsharded sizes."""

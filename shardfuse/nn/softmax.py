@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Never, cast
+from typing import TYPE_CHECKING, Never
 
 import torch
 
@@ -19,14 +19,13 @@ from ..mesh import DeviceMesh
 from . import traced
 from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedOp
+from .mask_placement import behind_others, beside, by_dims_of_x, shared_dims, uneven_dims, with_mask
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 from .twins import TwinnedModule
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor, Placement
-
     from .placement import Placements
 
 
@@ -36,7 +35,7 @@ class _Softmax(TwinnedModule):
     _is_log = False
     dim: Setting[int] = Setting()
     scale: Setting[float] = Setting()
-    mask: Setting[TensorPlacement | None] = Setting()
+    _mask: TensorPlacement | None = None
     learns_mask = False
     """Has an added mask a gradient?"""
     twin_flag = "learns_mask"
@@ -55,11 +54,11 @@ class _Softmax(TwinnedModule):
         self.dim, self.scale, self.mesh = dim, scale, mesh
         self._input = TensorPlacement.of_whole_values("input", input, mesh, type(self).__name__)
         said = TensorPlacement.of_whole_values("mask", mask, mesh, type(self).__name__)
-        self.mask = None if mask is None else said
+        self._mask = None if mask is None else said
         self.describe()
 
     def settings(self) -> dict[str, object]:
-        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input, "mask": self.mask}
+        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input, "mask": self._mask}
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
@@ -79,36 +78,16 @@ class _Softmax(TwinnedModule):
             given, shape = [Given("x", x, self._input)], tuple(x.shape)
             if mask is not None:
                 self._check(x, mask)
-                beside = self._beside(x, mask)
-                if self._wants_sum_of_shards(x, mask, beside):
+                placed = beside(x, mask, self._input.resolve("input", x.ndim))
+                if self._wants_sum_of_shards(x, mask, placed):
                     self._refuse_gradient()
-                given.append(Given("mask", mask, beside))
-                said = replace(beside, shards=_behind(beside.shards, x.ndim - mask.ndim))
+                given.append(Given("mask", mask, placed))
+                said = behind_others(placed, x.ndim - mask.ndim)
                 here = partial(self._forward, unsharded=shape, placed=said)
             else:
                 here = partial(self._forward, unsharded=shape)
             return on_local_tensors(here, self.mesh, given, [Result(shape, self._input, self._input)])
         return self._forward(x, mask, unsharded=unsharded)
-
-    def _beside(self, x: torch.Tensor, mask: torch.Tensor) -> TensorPlacement:
-        """Where a mask lives that is a DTensor: cut as x is, and whole along dims in which it is broadcast.
-
-        Along a dim that is one element of x too, the mask may be either.
-        """
-        before = x.ndim - mask.ndim
-        at = self._input.resolve("input", x.ndim)
-        given = cast("DTensor", mask).placements if has_dtensor((mask,)) else ()
-        if len(given) != len(at.shards):  # refused where it is compared
-            given = (None,) * len(at.shards)
-
-        def cut(d: int | None, placed: Placement | None) -> int | None:
-            if d is None or d < before:
-                return None
-            is_beside = x.shape[d] == 1 and placed is not None and placed.is_shard(d - before)
-            return d - before if mask.shape[d - before] != 1 or is_beside else None
-
-        shards = [cut(d, placed) for d, placed in zip(at.shards, given, strict=True)]
-        return replace(at, shards=tuple(shards))
 
     def _forward(
         self,
@@ -132,6 +111,7 @@ class _Softmax(TwinnedModule):
             self._check(x, mask)
         learns, given_dims = _learns(mask), mask.ndim
         mask = (mask if learns else mask.detach())[(None,) * (x.ndim - mask.ndim)]
+        said = self._said(x, mask, given_dims, unsharded, placed) if learns else None
         cut = self._masked_in_full(x, unsharded)
         if any(mask.shape[d] == 1 != x.shape[d] for d in cut):
             self._check(x, mask)
@@ -140,38 +120,45 @@ class _Softmax(TwinnedModule):
             mask = mask.expand([x.shape[d] if d in cut else n for d, n in enumerate(mask.shape)])
         if not learns:
             return self.run((x, mask), unsharded)[0]
-        said = placed or self._mask_placed(x, mask, given_dims, unsharded)
         if torch.compiler.is_compiling():  # Dynamo would trace how the twin is made
-            text = _with_mask(self.twin_text, said)
+            text = with_mask(self.twin_text, said)
             return self.library_op([x, mask], text, None if unsharded is None else list(unsharded))[0]
         return self.twin(mask=said).run((x, mask), unsharded)[0]
 
-    def _mask_placed(
-        self, x: torch.Tensor, mask: torch.Tensor, given_dims: int, unsharded: Sequence[int] | None
+    def _said(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor,
+        given_dims: int,
+        unsharded: Sequence[int] | None,
+        placed: TensorPlacement | None,
     ) -> TensorPlacement | None:
-        """Where a mask of ``given_dims`` dims lives, by the dims of x; None where its shape tells.
+        """Where a mask with a gradient lives, by the dims of x; None where its shape tells.
 
-        Raises ModuleInputError where its shape does not, and ``mask`` of this module was left out.
+        placed: as a DTensor has said it.  Raises PlacementError and ModuleInputError, on all ranks alike.
         """
-        before, said = x.ndim - given_dims, self.mask
-        if all(d < before for d in self._alike_in(x, mask, unsharded)):
-            return None
-        if said is None:
+        at, before = self._input.resolve("input", x.ndim), x.ndim - given_dims
+        said = placed
+        if said is None and self._mask is not None:
+            said = by_dims_of_x(self._mask, given_dims, at, x.ndim)
+        if said is not None and unsharded is not None:  # whatever this rank has of it
+            shared = uneven_dims(at, self.mesh, unsharded) - frozenset(said.cut_dims)
+            if any(mask.shape[d] == 1 != unsharded[d] for d in shared):
+                self._refuse_gradient()
+        alike = [d for d in self._alike_in(x, mask, unsharded) if d >= before]  # else it has no such dim, and is whole
+        if alike and said is None:
             found = "one element along a dim of which x has one on each rank, and a gradient that is wanted"
             advice = "make the module with mask=, how the mask is placed, or pass DTensors"
             raise ModuleInputError(type(self).__name__, "mask", found, "to be told whether ranks share it", advice)
-        return replace(said, shards=_behind(said.resolve("mask", given_dims).shards, before))
+        return said if alike else None
 
     def _alike_in(self, x: torch.Tensor, mask: torch.Tensor, unsharded: Sequence[int] | None) -> frozenset[int]:
         """Sharded dims of which x and the mask have one element on each rank: the mask's may be of this rank or of all.
 
         mask: with as many dims as x.
         """
-        if self.mesh is None:
-            return frozenset()
-        shards = zip(self._input.resolve("input", x.ndim).shards, self.mesh.shape, strict=True)
-        ones = (d for d, n in shards if d is not None and n > 1 and x.shape[d] == 1 == mask.shape[d])
-        return frozenset(ones) - self._masked_in_full(x, unsharded)
+        shared = shared_dims(self._input.resolve("input", x.ndim), self.mesh) - self._masked_in_full(x, unsharded)
+        return frozenset(d for d in shared if x.shape[d] == 1 == mask.shape[d])
 
     def _wants_sum_of_shards(self, x: torch.Tensor, mask: torch.Tensor, beside: TensorPlacement) -> bool:
         """Is the gradient of a DTensor, the mask, a sum over shards of x?  All ranks answer alike."""
@@ -203,10 +190,7 @@ class _Softmax(TwinnedModule):
         rows: frozenset[int] = frozenset()
         if self.promises is not None and self.promises.batch:
             rows = frozenset(range(x.ndim)) - {self.dim % x.ndim}
-        if unsharded is None:
-            return rows
-        placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
-        return rows | frozenset(d for d in placement.shards if d is not None and placement.uneven)
+        return rows | uneven_dims(self._input.resolve("input", x.ndim), self.mesh, unsharded)
 
     def _check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         name = type(self).__name__
@@ -244,25 +228,12 @@ class _Softmax(TwinnedModule):
 
     def _mask_shape(self, x: torch.Tensor, mask: torch.Tensor, unsharded: Sequence[int] | None) -> tuple[int, ...]:
         cut = self._masked_in_full(x, unsharded)
-        if self.learns_mask and self.mask is not None:
-            cut |= self._alike_in(x, mask, unsharded) & frozenset(self.mask.cut_dims)
+        if self.learns_mask and self._mask is not None:  # of a twin, by the dims of x
+            cut |= self._alike_in(x, mask, unsharded) & frozenset(self._mask.cut_dims)
         return tuple(1 if n == 1 and d not in cut else -1 for d, n in enumerate(mask.shape))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, scale={self.scale}"
-
-
-def _behind(shards: Sequence[int | None], before: int) -> tuple[int | None, ...]:
-    """``shards`` of a tensor behind ``before`` more dims."""
-    return tuple(None if d is None else d + before for d in shards)
-
-
-def _with_mask(text: str, placed: TensorPlacement | None) -> str:
-    """The settings ``text`` with another mask=, of which the last that is said holds."""
-    if placed is None:
-        return f'{text[:-1]},"mask":null}}'
-    said = ",".join(f'"{"R" if d is None else f"S{d}"}"' for d in placed.shards)
-    return f'{text[:-1]},"mask":[{said}]}}'
 
 
 def _learns(mask: torch.Tensor) -> bool:

@@ -26,13 +26,14 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
-from ..errors import ShapeError
+from ..errors import PromiseError, ShapeError
 from ..ir.base_op import numbers
 from ..ir.call import Call
 from ..ir.caller_lines import lines_named
 from ..ir.digits import (
     Axis,
     CutError,
+    Digit,
     Root,
     axis_of,
     extent,
@@ -56,6 +57,7 @@ from ..ir.op import (
     RngOffset,
     RngSeed,
     SizeOf,
+    Squeeze,
 )
 from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
@@ -93,6 +95,8 @@ class _Binder:
         self.domains: dict[BoundDomain, BoundDomain] = {}
         self.exprs: list[Expr] = []
         self.roots = 0
+        self.rows: set[Digit] = set()
+        """Of axes whose extent the definition does not say, and that have one element: each may be a batch of one."""
 
     def run(self) -> BoundFusion:
         inputs: list[Value] = []
@@ -137,6 +141,9 @@ class _Binder:
         if self.fusion.promises.invariant:
             own = [n == 1 and said < 0 for n, said in zip(shape, tv.shape, strict=True)]
             singles = [max(k, int(is_row)) for k, is_row in zip(singles, own, strict=True)]
+            axes = [self.fresh(n, k) for n, k in zip(shape, singles, strict=True)]
+            self.rows.update(d for axis, is_row in zip(axes, own, strict=True) if is_row for d in axis)
+            return axes
         return [self.fresh(n, k) for n, k in zip(shape, singles, strict=True)]
 
     def define(self, tv: TensorView, axes: Sequence[Axis]) -> BoundTensor:
@@ -279,9 +286,19 @@ class _Binder:
                 check_steps(op)
                 axes = [[self.fresh(n) for n in check_sizes(op.name, numbers(op.shape))]]
             case _:
+                if isinstance(op, Squeeze):
+                    self.check_squeezed(op, cast(BoundTensor, values[0]))
                 op, own = axes_of_one(op, cast(BoundTensor, values[0]), self.fresh)
                 axes = [own]
         self.record_outputs(op, values, cast(tuple[TensorView, ...], record.outputs), axes)
+
+    def check_squeezed(self, op: Squeeze, x: BoundTensor) -> None:
+        """Raise PromiseError for an axis that may be a batch, which has one element in this call alone."""
+        if any(d in self.rows for k in op.axes for d in x.domain.logical[k]):
+            found = (
+                f"{x} has an axis of one element that is squeezed, and that may be a batch, as its extent is not said"
+            )
+            raise PromiseError(str(self.fusion.promises), found, "declare the axis as 1")
 
     def record_outputs(
         self, op: Op, values: list[Value], outputs: Sequence[TensorView], axes: Sequence[Sequence[Axis]]

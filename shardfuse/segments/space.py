@@ -242,7 +242,7 @@ def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms, Lost] | str:
     lost = {e: gone for e in segment.exprs if (gone := _lost(e, atoms))}
     squeezed = frozenset[Digit]().union(*(gone for e, gone in lost.items() if isinstance(e.op, Squeeze)))
     rows = frozenset(filter(is_single_row, squeezed))
-    if rows:  # no row of a batch, of which there may be more: what squeezes it takes one alone
+    if rows:  # no batch of one row, which nothing may squeeze (passes/bind.py): ranks share one element
         pieces = {d: () if d in rows else own for d, own in pieces.items()}
         atoms = {t: own - rows for t, own in atoms.items()}
         lost = {e: left for e, gone in lost.items() if (left := gone - rows)}

@@ -343,9 +343,9 @@ def _threaded_world(baton: _Baton) -> Generator[None]:
         _threads.Collective.join, time.sleep = join, sleep
         _threads.ProcessLocalGroup._start_coll = start
         _threads.ProcessLocalGroup.reset()
-        remove_threaded_group()
         _isolate_threads(False)
         sys.excepthook = hook
+        remove_threaded_group()
 
 
 def _random_state() -> tuple[object, ...]:

@@ -18,6 +18,7 @@ import shardfuse
 import shardfuse.compile
 from benchmarks.promises import run_promises
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, nn
+from shardfuse.errors import PromiseError
 from shardfuse.frontend.promise_arguments import Invariant
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
@@ -65,14 +66,37 @@ SQUEEZED = {
 @pytest.mark.parametrize("shape", [[3, 1], [3, -1], [-1, -1]], ids=str)
 @pytest.mark.parametrize("promise", ["batch", "ranks"])
 def test_an_axis_that_is_squeezed_is_no_batch(promise: Invariant, shape: list[int], name: str) -> None:
-    """Though its extent is not said, so that it might be one of a single row."""
+    """One whose extent is not said may be a batch of one row, which another tensor has too: that is refused."""
     define, by_torch = SQUEEZED[name]
     with FusionDefinition(backend="triton", invariant=promise) as fd:
         x = fd.define_tensor(shape)
         fd.add_output(define(fd.ops, x))
     given = torch.tensor([[1.0], [-2.0], [4.0]])
-    (found,) = fd.execute([given])
-    assert torch.equal(found, by_torch(given))
+    if shape[1] == 1:
+        (found,) = fd.execute([given])
+        assert torch.equal(found, by_torch(given))
+        return
+    with pytest.raises(PromiseError, match=r"an axis of one element that is squeezed.* declare the axis as 1"):
+        fd.execute([given])
+
+
+@pytest.mark.parametrize("rows", [1, -1])
+def test_a_row_beside_one_that_is_squeezed_keeps_its_bits(rows: int) -> None:
+    """One row of x meets the one row of w: with -1 for both, no plan of one row is that of several."""
+    with FusionDefinition(backend="triton", invariant="batch") as fd:
+        x, w = fd.define_tensor([-1, 1024]), fd.define_tensor([rows, 1024])
+        fd.add_output(fd.ops.sum(fd.ops.add(x, w), [1]))
+        fd.add_output(fd.ops.neg(fd.ops.sum(fd.ops.squeeze(w, [0]), [0])))
+    generator = torch.Generator().manual_seed(0)
+    many, one = torch.randn(7, 1024, generator=generator), torch.randn(1, 1024, generator=generator)
+    if rows < 0:
+        for given in (many, many[:1]):
+            with pytest.raises(PromiseError, match="squeezed"):
+                fd.execute([given, one])
+        return
+    together = fd.execute([many, one])[0]
+    alone = torch.cat([fd.execute([many[k : k + 1], one])[0] for k in range(7)])
+    assert torch.equal(together, alone)
 
 
 def test_a_squeezed_axis_of_one_that_ranks_share() -> None:
