@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 from collections.abc import Callable
+from math import prod
 
 import pytest
 import torch
@@ -626,16 +627,25 @@ def test_moves_that_reshard() -> None:
     check_on_threads(4, [random_move(seed) for seed in range(150)])
 
 
-@pytest.mark.parametrize("order", ["y x", "x y"])
-@pytest.mark.parametrize("ranks", [(2, 2), (2, 3), (3, 2)], ids=str)
-def test_parts_that_are_shared_out_again(ranks: tuple[int, int], order: str) -> None:
-    """Rows in as many parts as there are ranks, and these over two mesh dimensions: as many rows as ranks, more, and so
-    few that whole rows of ranks have none.  What is added up, and what is gathered, goes over both dimensions."""
-    size = ranks[0] * ranks[1]
+@pytest.mark.parametrize(
+    ("ranks", "order"),
+    [
+        ((2, 2), (Y, X)),
+        ((2, 2), (X, Y)),
+        ((2, 3), (Y, X)),
+        ((3, 2), (X, Y)),
+        ((2, 2, 2), (Z, Y, X)),
+        ((2, 2, 2), (Y, X, Z)),
+    ],
+    ids=str,
+)
+def test_parts_that_are_shared_out_again(ranks: tuple[int, ...], order: tuple[ParallelType, ...]) -> None:
+    """Rows in as many parts as there are ranks, and these over several mesh dimensions: as many rows as ranks, more,
+    and so few that whole rows of ranks have none.  What is added up, or gathered, goes over all dimensions."""
+    size = prod(ranks)
 
     def run(rank: int, _: int) -> None:
         mesh = DeviceMesh(torch.arange(size).reshape(ranks).tolist())
-        first, second = (Y, X) if order == "y x" else (X, Y)
         with FusionDefinition() as fd:
             x = fd.define_tensor([-1, 3], dtype=DataType.Double)
             cut, total = fd.ops.mul(x, 2.0), fd.ops.sum(x, [0])
@@ -645,13 +655,15 @@ def test_parts_that_are_shared_out_again(ranks: tuple[int, int], order: str) -> 
         for t in (x, cut):
             t.set_device_mesh(mesh)
             t.outer_split(0, size, uneven=True)
-            t.outer_split(0, mesh.extent(first))
-            t.axis(0).parallelize(first)
-            t.axis(1).parallelize(second)
+            for k, p in enumerate(order[:-1]):
+                t.outer_split(k, mesh.extent(p))
+            for k, p in enumerate(order):
+                t.axis(k).parallelize(p)
         for t in (total, whole):
             t.set_device_mesh(mesh)
-        at = mesh.coordinate(rank)
-        index = at[first.mesh_dim(2)] * mesh.extent(second) + at[second.mesh_dim(2)]
+        at, index = mesh.coordinate(rank), 0
+        for p in order:
+            index = index * mesh.extent(p) + at[p.mesh_dim(len(ranks))]
         for rows in range(size + 3):
             full = torch.arange(3.0 * rows, dtype=torch.float64).view(rows, 3) + 1
             each = -(-rows // size)

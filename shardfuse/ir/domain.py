@@ -144,8 +144,15 @@ class TensorDomain:
 
         A split of such an axis is one of all its parts, so that part k is where the first split has put it.
         """
-        is_outer = any(isinstance(t, Split) and t.out[0] is axis for t in self.transforms)
-        return max(present, axis.extent) if is_outer and present else present
+        return max(present, axis.extent) if present and axis in self._of_parts() else present
+
+    def _of_parts(self) -> set[IterDomain]:
+        """The outer parts of all splits, and what these are split into."""
+        found: set[IterDomain] = set()
+        for t in self.transforms:
+            if isinstance(t, Split):
+                found.update(t.out if t.axis in found else t.out[:1])
+        return found
 
     def _shared_out(self) -> tuple[IterDomain, ...]:
         """The outer parts, allowed to be short, that are on a mesh dimension of several ranks.
