@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nn_cases import S0, S2
+from nn_cases import S0, S1, S2
 from ranks import run_ranks
 from torch.distributed.tensor import Placement
 from torch_answers import assert_beside
 
+import shardfuse
 from shardfuse import DeviceMesh, nn
+from shardfuse.nn.placement import TensorPlacement
 
 LAST, SECOND = torch.channels_last, torch.contiguous_format
 NORMS = {
@@ -51,3 +53,42 @@ def test_ranks_run_one_program(
                     assert_beside(ours.flatten(), piece(right, rank).flatten())  # rows of one or more pixels
 
     run_ranks(2, run)
+
+
+def test_compiled_for_any_size() -> None:
+    """Of symbolic sizes too, from the second batch on: 9 samples over 4 ranks leave the last one nothing."""
+
+    def run() -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        rank = shardfuse.initialize().rank
+        module = nn.BatchNorm2d(4, mesh=DeviceMesh(range(4)), input=S0)
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+        found: list[torch.Tensor] = []
+        for samples in (7, 10, 9):
+            whole = torch.randn(samples, 4, 3, 3, generator=torch.Generator().manual_seed(1))
+            each = -(-samples // 4)
+            x = whole[rank * each : (rank + 1) * each].clone(memory_format=LAST)
+            with torch._dynamo.config.patch(recompile_limit=64):  # of four ranks in one process
+                found.append(compiled(x, unsharded=tuple(whole.shape)))
+        return found
+
+    ranks = shardfuse.simulate(run, 4)
+    for k, samples in enumerate((7, 10, 9)):
+        whole = torch.randn(samples, 4, 3, 3, generator=torch.Generator().manual_seed(1))
+        found = torch.cat([own[k] for own in ranks])
+        torch.testing.assert_close(found, torch.nn.BatchNorm2d(4)(whole), rtol=1e-5, atol=1e-5)
+
+
+def test_no_piece_is_smaller_than_the_last() -> None:
+    sizes = [(rows, columns) for rows in range(9) for columns in (1, 2, 5)]
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh([[0, 1, 2], [3, 4, 5]])
+        both, each = TensorPlacement.of("x", [S0, S0], mesh), TensorPlacement.of("x", [S1, S0], mesh)
+        for placed in (both, each):
+            for shape in sizes:
+                least, here = placed.least_shape(mesh, shape), placed.local_shape(mesh, shape)
+                assert all(a <= b for a, b in zip(least, here, strict=True))
+                assert rank < 5 or least == here
+
+    run_ranks(6, run)

@@ -69,7 +69,7 @@ class ChannelNorm(TwinnedModule, ParameterModule):
         placement = self._input.resolve("input", len(unsharded))
         if not placement.cuts_unevenly(self.mesh, unsharded):
             return False
-        least = placement.local_shape(self.mesh, unsharded, self.mesh.ranks[-1])  # no other is smaller in any dim
+        least = placement.least_shape(self.mesh, unsharded)
         # not `0 in least`, which Dynamo does not find among symbolic sizes
         return any(n == 0 for n in least) or least[1] == 1 or all(n == 1 for n in least[2:])
 

@@ -125,21 +125,37 @@ class TensorPlacement:
             unsharded = unsharded.narrow(dim, start, stop - start)
         return unsharded
 
-    def local_shape(
-        self, mesh: DeviceMesh | None, unsharded: Sequence[int], rank: int | None = None
-    ) -> tuple[int, ...]:
-        """The shape of a rank's piece, this one's unless said; dims counted from either end.  Sizes may be symbolic."""
+    def local_shape(self, mesh: DeviceMesh | None, unsharded: Sequence[int]) -> tuple[int, ...]:
+        """The shape of this rank's piece, dims counted from either end.  Sizes may be symbolic."""
         resolved = tuple(None if d is None else d % len(unsharded) for d in self.shards)
-        spans = [replace(self, shards=resolved)._span(mesh, dim, size, rank) for dim, size in enumerate(unsharded)]
+        spans = [replace(self, shards=resolved)._span(mesh, dim, size) for dim, size in enumerate(unsharded)]
         return tuple(stop - start for start, stop in spans)
 
-    def _span(self, mesh: DeviceMesh | None, dim: int, size: int, rank: int | None = None) -> tuple[int, int]:
-        """The part of ``dim`` that a rank has, this one unless said."""
+    def least_shape(self, mesh: DeviceMesh, unsharded: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the last rank's piece, which none is smaller than in any dim; of a resolved placement.
+
+        By comparisons: Dynamo of torch 2.11 takes no minimum of symbolic sizes.
+        """
+        return tuple(self._least(mesh, dim, size) for dim, size in enumerate(unsharded))
+
+    def _least(self, mesh: DeviceMesh, dim: int, size: int) -> int:
+        left = chunk = size
+        for n, shard_dim in zip(mesh.shape, self.shards, strict=True):
+            if shard_dim == dim:
+                chunk = -(-chunk // n)
+                left = left - (n - 1) * chunk
+                if left <= 0:
+                    return 0
+                left = chunk if left > chunk else left
+        return left
+
+    def _span(self, mesh: DeviceMesh | None, dim: int, size: int) -> tuple[int, int]:
+        """The part of ``dim`` that this rank has."""
         start, stop, chunk = 0, size, size
         is_even = size % self.parts(mesh, dim) == 0  # then a symbolic size needs no minimum
         for mesh_dim, shard_dim in enumerate(self.shards):
             if mesh is not None and shard_dim == dim:
-                index = mesh.index(current_rank() if rank is None else rank, mesh.parallel_types[mesh_dim])
+                index = mesh.index(current_rank(), mesh.parallel_types[mesh_dim])
                 if is_even:
                     chunk = chunk // mesh.shape[mesh_dim]
                     start, stop = start + index * chunk, start + (index + 1) * chunk
