@@ -264,7 +264,8 @@ def against(commit: str) -> list[str]:
         try:
             jobs = [
                 subprocess.Popen(
-                    [sys.executable, __file__, "freeze", path], env={**os.environ, "PYTHONPATH": _imports(tree)}
+                    [sys.executable, __file__, "freeze", path],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(_folders(tree))},
                 )
                 for tree, path in zip((there, ROOT), files, strict=True)
             ]
@@ -276,9 +277,9 @@ def against(commit: str) -> list[str]:
         return compare(*files)
 
 
-def _imports(tree: Path) -> str:
+def _folders(tree: Path) -> tuple[str, str]:
     """Where a process finds the tree's own modules, those that its tests share among them."""
-    return os.pathsep.join((str(tree), str(tree / "tests")))
+    return str(tree), str(tree / "tests")
 
 
 def main() -> None:
@@ -293,10 +294,7 @@ def main() -> None:
     commands.add_parser("against").add_argument("commit")
     given = parser.parse_args()
     if given.command == "freeze":
-        if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-            sys.path.append(str(ROOT))
-        if str(ROOT / "tests") not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-            sys.path.append(str(ROOT / "tests"))
+        sys.path += [folder for folder in _folders(ROOT) if folder not in sys.path]
         count = freeze(given.file, first_of_each=given.first_of_each)
         print(f"{count} plans")
         is_whole = given.first_of_each or count >= PLANS

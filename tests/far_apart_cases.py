@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -76,3 +78,16 @@ def check_sums(memory: torch.Tensor, stride: int) -> None:
         columns, rows = fd.execute([given])
         assert torch.equal(columns, x.sum(0))
         assert torch.equal(rows, x.sum(1))
+
+
+CASES: dict[str, Callable[[torch.Tensor], None]] = {
+    **{
+        f"{name}, {stride} apart, {'columns' if is_transposed else 'rows'}": partial(
+            check_op, name, stride=stride, is_transposed=is_transposed
+        )
+        for name, stride, is_transposed in product(OPS, STRIDES, (False, True))
+    },
+    **{f"cat of two, {stride} apart": partial(check_cat, stride=stride) for stride in STRIDES},
+    **{f"sums both ways, {stride} apart": partial(check_sums, stride=stride) for stride in STRIDES},
+}
+"""Each takes a tensor of ``BYTES`` bytes to lie in."""

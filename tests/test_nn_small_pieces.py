@@ -87,7 +87,7 @@ def test_no_piece_is_smaller_than_the_last() -> None:
         both, each = TensorPlacement.of("x", [S0, S0], mesh), TensorPlacement.of("x", [S1, S0], mesh)
         for placed in (both, each):
             for shape in sizes:
-                least, here = placed.least_shape(mesh, shape), placed.local_shape(mesh, shape)
+                least, here = placed.smallest_shape(mesh, shape), placed.local_shape(mesh, shape)
                 assert all(a <= b for a, b in zip(least, here, strict=True))
                 assert rank < 5 or least == here
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..ir.expr import BoundTensor
 from ..schedulers.plan import KernelPlan
-from .indexing import Strides, chunk_terms, dynamic_terms, loop_terms, member_terms, summed
+from .indexing import Strides, address, chunk_terms, dynamic_terms, loop_terms, member_terms
 from .source import MemoryAccess
 from .statements import Writer
 from .tile import Chunk, Tile
@@ -92,7 +92,7 @@ class Addresses:
                 terms.append(f"({' + '.join(own)}) * 0")
                 has_x, has_r = has_x or in_x, has_r or in_r
         terms += [str(window.first)] if window.first else []
-        return summed([f"{self.source_of(tensor)}_ptr", *terms]), has_x, has_r
+        return address([f"{self.source_of(tensor)}_ptr", *terms]), has_x, has_r
 
     def index_text(self, chunk: Chunk, strides: Strides) -> str:
         return " + ".join(self.terms(strides, chunk)[0]) or "0"

@@ -21,11 +21,11 @@ def plus(text: str, *numbers: int) -> str:
     return f"{text} + {number}" if number else text
 
 
-def summed(terms: Iterable[str]) -> str:
-    """The terms of an address, its pointer first.
+def address(terms: Iterable[str]) -> str:
+    """Text of an address: a pointer and what is added to it.
 
-    A number that 32 bits with a sign do not hold is added, negative as it is: to Triton it has no sign in 32 bits, so
-    that what subtracts it wraps around.
+    A negative number is subtracted, which reads better, unless its absolute value takes 32 bits: Triton has such a
+    literal as uint32, whose negation wraps around.
     """
     first, *others = terms
     return first + "".join(

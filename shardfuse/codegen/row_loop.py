@@ -273,7 +273,7 @@ def row_loop_index(e: RowLoopSums) -> tuple[dict[str, tuple[int, str]], list[Sta
     if e.y_total > 1:
         lines.append(f"y = program // {e.schedule.parts}")
     if tile.x_lanes:
-        # the counter of a loop is an integer of Python's there, which widens nothing
+        # the loop's counter is an int64 on a GPU, and an integer of Python's, which widens nothing, when interpreted
         wide = ".to(tl.int64)" if e.interpret else ""
         lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}{wide}")
     lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]

@@ -306,7 +306,7 @@ class Tile:
         ends = [(n - 1) * s for n, s in zip(extents, steps, strict=True)]
         if steps and total % block:
             ends[0] += -(-block * extents[0] // total) * steps[0]
-        # forward and, as of what is flipped, backward: the one takes nothing from the other
+        # the largest offset, and the most negative one, as of what is flipped: neither makes the other smaller
         ways = (sum(max(end, 0) for end in ends), sum(max(-end, 0) for end in ends))
         return max(*ways, total + block) >= INT32_LIMIT
 

@@ -28,7 +28,7 @@ class SegmentExplanation:
     as a loop walks over it, and each output written once.  ``sizes``: of each kernel, or stage, which axes it was
     written for and which may be of any size: a plan of another size has the same kernel, and compiles nothing.  Of
     contiguous tensors, on the first rank; a size so different that another tile is better has another kernel all the
-    same.  ``schedules``: of each kernel how it walks its elements, its stages one behind the other.
+    same.  ``schedules``: for each kernel the schedule of each of its stages, in the order in which they run.
     """
 
     scheduler: str
@@ -40,8 +40,8 @@ class SegmentExplanation:
     sizes: tuple[Specialisation, ...]
     schedules: tuple[tuple[Schedule, ...], ...]
 
-    def scheduled(self) -> list[str]:
-        """A line for each kernel."""
+    def schedule_lines(self) -> list[str]:
+        """For each kernel a line with its schedules."""
         return [
             f"{name}: schedule: {'; then '.join(map(str, stages))}"
             for name, stages in zip(self.kernels, self.schedules, strict=True)
@@ -82,7 +82,7 @@ class Explanation:
             names = f" -> {', '.join(segment.kernels)}" if segment.kernels else ""
             lines.append(f"segment {k}: {segment.scheduler}{names}, {segment.bytes} bytes")
             lines += [f"    {line}" for line in segment.text.splitlines()]
-            lines += [f"    {line}" for line in (*segment.scheduled(), *segment.sizes)]
+            lines += [f"    {line}" for line in (*segment.schedule_lines(), *segment.sizes)]
             lines += [
                 f"    not {name}: {reason}"
                 for name, reason in segment.refusals[: segment.asked]

@@ -289,7 +289,7 @@ def _is_on_cpu(timeline: Timeline) -> bool:
 def _segments(steps: Sequence[Step]) -> str:
     parts = ["<h2>Segments</h2>"]
     for s in steps:
-        sizes = "\n".join(map(str, (*s.explained.scheduled(), *s.explained.sizes)))
+        sizes = "\n".join(map(str, (*s.explained.schedule_lines(), *s.explained.sizes)))
         refused = "".join(
             f"<tr><td>{escape(name)}</td><td>{escape(why)}</td></tr>"
             for name, why in s.explained.refusals[: s.explained.asked]

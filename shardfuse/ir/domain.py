@@ -109,10 +109,10 @@ class TensorDomain:
         return axes
 
     def shared_singles(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """For each logical axis of these extents, how many mesh dimensions take an outer part that is one alone.
+        """For each logical axis of these extents, how many mesh dimensions have one index of it to share out.
 
-        The first rank of each has it: of an axis of one element that element, of 2 rows in 4 parts, and these in 2 by
-        2, the first 2 parts.
+        The first rank of each has it: the element of an axis of one element; of 2 rows in 4 parts, which are split into
+        2 x 2, the first 2 parts.
         """
         singles = self._singles(shape)
         return tuple(singles.get(axis, 0) for axis in self.logical)
@@ -144,9 +144,9 @@ class TensorDomain:
 
         A split of such an axis is one of all its parts, so that part k is where the first split has put it.
         """
-        return max(present, axis.extent) if present and axis in self._of_parts() else present
+        return max(present, axis.extent) if present and axis in self._part_axes() else present
 
-    def _of_parts(self) -> set[IterDomain]:
+    def _part_axes(self) -> set[IterDomain]:
         """The outer parts of all splits, and what these are split into."""
         found: set[IterDomain] = set()
         for t in self.transforms:

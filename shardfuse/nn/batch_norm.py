@@ -184,7 +184,8 @@ class BatchNorm(ChannelNorm):
         return batch_norm_op(spec)
 
     def _check_kept(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        self.check_vectors({"running_mean": mean, "running_var": variance}, self.num_features)
+        if not (mean.shape == variance.shape == (self.num_features,)):  # each call of training asks
+            self.check_vectors({"running_mean": mean, "running_var": variance}, self.num_features)
 
     def _kept_dtype(self, mean: torch.Tensor, variance: torch.Tensor) -> DataType:
         """Raises ModuleInputError unless both are of one dtype that is computed with."""

@@ -46,7 +46,7 @@ class ChannelNorm(TwinnedModule, ParameterModule):
         x, *vectors = tensors
         if not is_channels_last(x):
             return self.run(tensors, unsharded)
-        if self._some_have_both(unsharded):
+        if self._some_piece_is_both(unsharded):
             results = self.run(tensors, unsharded)
             kept = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
             return [results[0].contiguous(memory_format=kept), *results[1:]]
@@ -56,22 +56,22 @@ class ChannelNorm(TwinnedModule, ParameterModule):
             local = [self.traced(t) for t in given]
             results = self.library_op(local, self.twin_text, None if whole is None else list(whole))
         else:
-            results = self.twin().run(given, whole)
+            results = (self._twins.get(()) or self.twin()).run(given, whole)
         return [channels_second(results[0]), *results[1:]]
 
-    def _some_have_both(self, unsharded: Sequence[int] | None) -> bool:
-        """Has some rank a piece that is stored in both ways at once: of nothing, of one channel, or of one pixel?
+    def _some_piece_is_both(self, unsharded: Sequence[int] | None) -> bool:
+        """Has some rank a piece whose strides are those of both memory formats: empty, of one channel, or of one pixel?
 
-        It cannot know from its piece which of both the others have: all read them as if channels came second.
+        It cannot tell from its piece which format the other ranks have: all read theirs with the channels second.
         """
         if self.mesh is None or unsharded is None:  # pieces of one shape tell all ranks alike
             return False
         placement = self._input.resolve("input", len(unsharded))
         if not placement.cuts_unevenly(self.mesh, unsharded):
             return False
-        least = placement.least_shape(self.mesh, unsharded)
-        # not `0 in least`, which Dynamo does not find among symbolic sizes
-        return any(n == 0 for n in least) or least[1] == 1 or all(n == 1 for n in least[2:])
+        smallest = placement.smallest_shape(self.mesh, unsharded)
+        # not `0 in smallest`: Dynamo does not find it among symbolic sizes
+        return any(n == 0 for n in smallest) or smallest[1] == 1 or all(n == 1 for n in smallest[2:])
 
     def placed(self, placement: TensorPlacement, ndim: int, unsharded: Sequence[int] | None) -> TensorPlacement:
         """``placement`` of [batch, channels, ...] for tensors as ``bind`` has them, of these unsharded sizes."""

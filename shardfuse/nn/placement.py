@@ -80,6 +80,11 @@ class TensorPlacement:
         """Has every rank tensors of the unsharded size: replicas, or partial sums?"""
         return all(dim is None for dim in self.shards)
 
+    def letters(self) -> list[str]:
+        """As settings are printed: "S" and the dim, "P" or "R" for each mesh dimension."""
+        pairs = zip(self.shards, self.partial, strict=True)
+        return ["P" if is_partial else "R" if dim is None else f"S{dim}" for dim, is_partial in pairs]
+
     @property
     def cut_dims(self) -> tuple[int, ...]:
         """The dims that mesh dimensions cut, one each."""
@@ -131,14 +136,14 @@ class TensorPlacement:
         spans = [replace(self, shards=resolved)._span(mesh, dim, size) for dim, size in enumerate(unsharded)]
         return tuple(stop - start for start, stop in spans)
 
-    def least_shape(self, mesh: DeviceMesh, unsharded: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the last rank's piece, which none is smaller than in any dim; of a resolved placement.
+    def smallest_shape(self, mesh: DeviceMesh, unsharded: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the last rank's piece: no rank's is smaller along any dim.  Of a resolved placement.
 
         By comparisons: Dynamo of torch 2.11 takes no minimum of symbolic sizes.
         """
-        return tuple(self._least(mesh, dim, size) for dim, size in enumerate(unsharded))
+        return tuple(self._smallest(mesh, dim, size) for dim, size in enumerate(unsharded))
 
-    def _least(self, mesh: DeviceMesh, dim: int, size: int) -> int:
+    def _smallest(self, mesh: DeviceMesh, dim: int, size: int) -> int:
         left = chunk = size
         for n, shard_dim in zip(mesh.shape, self.shards, strict=True):
             if shard_dim == dim:
@@ -182,9 +187,13 @@ class TensorPlacement:
             count *= mesh.shape[mesh_dim] if mesh is not None and shard_dim == dim else 1
         return count
 
+    def uneven_dims(self, mesh: DeviceMesh | None, sizes: Sequence[int]) -> list[int]:
+        """Along which dims shards of a tensor of these unsharded ``sizes`` differ in size."""
+        return [dim for dim, size in enumerate(sizes) if size % self.parts(mesh, dim)]
+
     def cuts_unevenly(self, mesh: DeviceMesh | None, sizes: Sequence[int]) -> bool:
         """Do shards of a tensor of these unsharded ``sizes`` differ in size?"""
-        return any(size % self.parts(mesh, dim) for dim, size in enumerate(sizes))
+        return len(self.uneven_dims(mesh, sizes)) > 0
 
     def for_shape(self, mesh: DeviceMesh | None, sizes: Sequence[int] | None) -> TensorPlacement:
         """The placement for a tensor of these unsharded sizes: uneven where they say so; unknown sizes say nothing."""

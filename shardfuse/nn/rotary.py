@@ -294,7 +294,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
     def _uneven_dims(self, unsharded: Sequence[int] | None) -> list[int]:
         """The dims whose pieces differ in size between ranks: of 1 on one, which tells nothing of the others'."""
         placement = self._input.resolve("input", 4)
-        return [] if unsharded is None else [d for d in range(4) if unsharded[d] % placement.parts(self.mesh, d)]
+        return [] if unsharded is None else placement.uneven_dims(self.mesh, unsharded)
 
     def _table_sizes(self, cos: torch.Tensor, unsharded: Sequence[int] | None) -> list[int]:
         """Unsharded, 1 where the table is broadcast: alike on all ranks, for which ``_even`` has expanded it."""

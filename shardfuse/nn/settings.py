@@ -113,8 +113,7 @@ def _entry(value: object) -> object:
     if isinstance(value, DeviceMesh):
         return json.loads(value.text)
     if isinstance(value, TensorPlacement):
-        pairs = zip(value.shards, value.partial, strict=True)
-        return ["P" if is_partial else "R" if dim is None else f"S{dim}" for dim, is_partial in pairs]
+        return value.letters()
     return {"sizes": cast("tuple[int, ...]", value)} if isinstance(value, tuple) else value
 
 

@@ -19,7 +19,7 @@ from ..mesh import DeviceMesh
 from . import traced
 from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedOp
-from .mask_placement import behind_others, beside, by_dims_of_x, shared_dims, uneven_dims, with_mask
+from .mask_placement import in_dims_of_x, of_dtensor, with_leading_dims, with_mask
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
@@ -78,12 +78,11 @@ class _Softmax(TwinnedModule):
             given, shape = [Given("x", x, self._input)], tuple(x.shape)
             if mask is not None:
                 self._check(x, mask)
-                placed = beside(x, mask, self._input.resolve("input", x.ndim))
+                placed = of_dtensor(x, mask, self._input.resolve("input", x.ndim))
                 if self._wants_sum_of_shards(x, mask, placed):
                     self._refuse_gradient()
                 given.append(Given("mask", mask, placed))
-                said = behind_others(placed, x.ndim - mask.ndim)
-                here = partial(self._forward, unsharded=shape, placed=said)
+                here = partial(self._forward, unsharded=shape, placed=with_leading_dims(placed, x.ndim - mask.ndim))
             else:
                 here = partial(self._forward, unsharded=shape)
             return on_local_tensors(here, self.mesh, given, [Result(shape, self._input, self._input)])
@@ -97,7 +96,7 @@ class _Softmax(TwinnedModule):
         unsharded: Sequence[int] | None,
         placed: TensorPlacement | None = None,
     ) -> torch.Tensor:
-        """placed: where the mask lives, by the dims of x, where that was a DTensor."""
+        """placed: how the mask is placed, by the dims of x, where it was a DTensor."""
         if x.ndim == 0 and self.mesh is None and self.dim in (-1, 0):  # a row of one element, as torch has it
             mask_of_row = mask if mask is None or mask.ndim else mask[None]
             self._check(x, mask)
@@ -111,7 +110,7 @@ class _Softmax(TwinnedModule):
             self._check(x, mask)
         learns, given_dims = _learns(mask), mask.ndim
         mask = (mask if learns else mask.detach())[(None,) * (x.ndim - mask.ndim)]
-        said = self._said(x, mask, given_dims, unsharded, placed) if learns else None
+        where = self._mask_placed(x, mask, given_dims, unsharded, placed) if learns else None
         cut = self._masked_in_full(x, unsharded)
         if any(mask.shape[d] == 1 != x.shape[d] for d in cut):
             self._check(x, mask)
@@ -121,11 +120,11 @@ class _Softmax(TwinnedModule):
         if not learns:
             return self.run((x, mask), unsharded)[0]
         if torch.compiler.is_compiling():  # Dynamo would trace how the twin is made
-            text = with_mask(self.twin_text, said)
+            text = with_mask(self.twin_text, where)
             return self.library_op([x, mask], text, None if unsharded is None else list(unsharded))[0]
-        return self.twin(mask=said).run((x, mask), unsharded)[0]
+        return self.twin(mask=where).run((x, mask), unsharded)[0]
 
-    def _said(
+    def _mask_placed(
         self,
         x: torch.Tensor,
         mask: torch.Tensor,
@@ -133,32 +132,35 @@ class _Softmax(TwinnedModule):
         unsharded: Sequence[int] | None,
         placed: TensorPlacement | None,
     ) -> TensorPlacement | None:
-        """Where a mask with a gradient lives, by the dims of x; None where its shape tells.
+        """How a mask with a gradient is placed, by the dims of x; None where its shape tells.
 
-        placed: as a DTensor has said it.  Raises PlacementError and ModuleInputError, on all ranks alike.
+        mask: with as many dims as x, of which it was given the last ``given_dims``.  placed: as its DTensor says.
+        Raises PlacementError and ModuleInputError, on all ranks alike.
         """
+        if self.mesh is None:
+            return None
         at, before = self._input.resolve("input", x.ndim), x.ndim - given_dims
-        said = placed
-        if said is None and self._mask is not None:
-            said = by_dims_of_x(self._mask, given_dims, at, x.ndim)
-        if said is not None and unsharded is not None:  # whatever this rank has of it
-            shared = uneven_dims(at, self.mesh, unsharded) - frozenset(said.cut_dims)
-            if any(mask.shape[d] == 1 != unsharded[d] for d in shared):
+        if placed is None and self._mask is not None:
+            placed = in_dims_of_x(self._mask, given_dims, at, x.ndim)
+        if placed is not None and unsharded is not None:  # all ranks' sizes decide, not this one's
+            whole = [d for d in at.uneven_dims(self.mesh, unsharded) if d not in placed.cut_dims]
+            if any(mask.shape[d] == 1 != unsharded[d] for d in whole):
                 self._refuse_gradient()
-        alike = [d for d in self._alike_in(x, mask, unsharded) if d >= before]  # else it has no such dim, and is whole
-        if alike and said is None:
+        ambiguous = [d for d in self._single_dims(x, mask, unsharded) if d >= before]  # before: no dim of the mask
+        if ambiguous and placed is None:
             found = "one element along a dim of which x has one on each rank, and a gradient that is wanted"
             advice = "make the module with mask=, how the mask is placed, or pass DTensors"
             raise ModuleInputError(type(self).__name__, "mask", found, "to be told whether ranks share it", advice)
-        return said if alike else None
+        return placed if ambiguous else None
 
-    def _alike_in(self, x: torch.Tensor, mask: torch.Tensor, unsharded: Sequence[int] | None) -> frozenset[int]:
-        """Sharded dims of which x and the mask have one element on each rank: the mask's may be of this rank or of all.
+    def _single_dims(self, x: torch.Tensor, mask: torch.Tensor, unsharded: Sequence[int] | None) -> list[int]:
+        """Sharded dims of which x and the mask have one element on each rank: the same of the mask on all, or not.
 
         mask: with as many dims as x.
         """
-        shared = shared_dims(self._input.resolve("input", x.ndim), self.mesh) - self._masked_in_full(x, unsharded)
-        return frozenset(d for d in shared if x.shape[d] == 1 == mask.shape[d])
+        at, full = self._input.resolve("input", x.ndim), self._masked_in_full(x, unsharded)
+        cut = [d for d in at.cut_dims if at.parts(self.mesh, d) > 1 and d not in full]
+        return [d for d in cut if x.shape[d] == 1 == mask.shape[d]]
 
     def _wants_sum_of_shards(self, x: torch.Tensor, mask: torch.Tensor, beside: TensorPlacement) -> bool:
         """Is the gradient of a DTensor, the mask, a sum over shards of x?  All ranks answer alike."""
@@ -190,7 +192,9 @@ class _Softmax(TwinnedModule):
         rows: frozenset[int] = frozenset()
         if self.promises is not None and self.promises.batch:
             rows = frozenset(range(x.ndim)) - {self.dim % x.ndim}
-        return rows | uneven_dims(self._input.resolve("input", x.ndim), self.mesh, unsharded)
+        if self.mesh is None or unsharded is None:
+            return rows
+        return rows.union(self._input.resolve("input", x.ndim).uneven_dims(self.mesh, unsharded))
 
     def _check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         name = type(self).__name__
@@ -229,7 +233,7 @@ class _Softmax(TwinnedModule):
     def _mask_shape(self, x: torch.Tensor, mask: torch.Tensor, unsharded: Sequence[int] | None) -> tuple[int, ...]:
         cut = self._masked_in_full(x, unsharded)
         if self.learns_mask and self._mask is not None:  # of a twin, by the dims of x
-            cut |= self._alike_in(x, mask, unsharded) & frozenset(self._mask.cut_dims)
+            cut = cut.union(d for d in self._single_dims(x, mask, unsharded) if d in self._mask.cut_dims)
         return tuple(1 if n == 1 and d not in cut else -1 for d, n in enumerate(mask.shape))
 
     def extra_repr(self) -> str:

@@ -19,6 +19,8 @@ class TwinnedModule(FusedModule):
     twin_flag: ClassVar[str] = ""
     twin_text: str
     """The settings of the twin, printed."""
+    _twins: dict[tuple[tuple[str, Hashable], ...], FusedModule]
+    """By the settings that are changed, none or some."""
 
     def describe(self) -> None:
         self.__dict__["_twins"] = {}
@@ -40,14 +42,13 @@ class TwinnedModule(FusedModule):
 
         changed: settings of which the twin has these values.
         """
-        twins: dict[Hashable, FusedModule] = self.__dict__["_twins"]
         key = tuple(changed.items())
-        made = twins.get(key)
+        made = self._twins.get(key)
         if made is None:
             with torch.no_grad():
                 made = self.defined.made_again({**self.settings(), **changed, self.twin_flag: True})
             made.timer, made.promises = self.timer, self.promises
-            twins[key] = made
+            self._twins[key] = made
         return made
 
     def __getstate__(self) -> dict[str, object]:

@@ -36,7 +36,8 @@ class Columns:
     ) -> Columns:  # fmt: skip
         """states: ``NO_STATE`` of a parameter that never had a gradient.
 
-        amsgrads: of each, does its group ask for it now?  What a state has from when it did is left alone otherwise.
+        amsgrads: of each, does its group ask for it now?  Empty where none does.  What a state has from a time when its
+        group did is left alone.
         """
         return Columns(
             list(weights),
@@ -44,7 +45,7 @@ class Columns:
             list(map(_FIRST, states)),
             list(map(_SECOND, states)),
             [s.get("max_exp_avg_sq") if is_on else None for s, is_on in zip(states, amsgrads, strict=True)]
-            if any(amsgrads)
+            if amsgrads
             else [],
             [s.get("master") for s in states] if has_masters else [],
             list(map(_STEP, states)),

@@ -60,11 +60,11 @@ class Update:
         self.order = Order(
             self.device, dtypes, wide, self.shapes, self.strides, is_contiguous=all(w.is_contiguous() for w in weights)
         )
-        self._amsgrads = [p.amsgrad for p in parameters]
-        has_masters = any(p.has_master for p in parameters)
+        has_amsgrad, has_masters = any(p.amsgrad for p in parameters), any(p.has_master for p in parameters)
+        self._amsgrads = [p.amsgrad for p in parameters] if has_amsgrad else []
         mine, team = counted([spread_of(p.tensor, p.mesh, p.placements, CALL, p.name) for p in parameters])
         sizes, groups = list(map(ELEMENTS, weights)), [p.group for p in parameters]
-        self.listed = Listed(self.device, sizes, dtypes, groups, mine, team, any(self._amsgrads), has_masters)
+        self.listed = Listed(self.device, sizes, dtypes, groups, mine, team, has_amsgrad, has_masters)
         self._places = list(map(ADDRESS, weights))
         self._check_apart(weights)
         self._specs: list[object] = [None] * len(weights)

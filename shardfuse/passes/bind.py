@@ -95,7 +95,7 @@ class _Binder:
         self.domains: dict[BoundDomain, BoundDomain] = {}
         self.exprs: list[Expr] = []
         self.roots = 0
-        self.rows: set[Digit] = set()
+        self.batches_of_one: set[Digit] = set()
         """Of axes whose extent the definition does not say, and that have one element: each may be a batch of one."""
 
     def run(self) -> BoundFusion:
@@ -128,9 +128,10 @@ class _Binder:
 
     # axes
 
-    def fresh(self, n: int, singles: int = 0) -> Axis:
+    def fresh(self, n: int, singles: int = 0, *, is_batch: bool = True) -> Axis:
+        """is_batch: may it be one of more rows in another call?  One element of an extent that is said is no batch."""
         self.roots += 1
-        return axis_of(Root(f"i{self.roots - 1}", n, self.fusion.promises.invariant), singles)
+        return axis_of(Root(f"i{self.roots - 1}", n, self.fusion.promises.invariant if is_batch else ()), singles)
 
     def fresh_for(self, tv: TensorView, shape: Sequence[int]) -> list[Axis]:
         """A fresh axis for each extent, with the single elements of it that ranks share out.
@@ -141,8 +142,9 @@ class _Binder:
         if self.fusion.promises.invariant:
             own = [n == 1 and said < 0 for n, said in zip(shape, tv.shape, strict=True)]
             singles = [max(k, int(is_row)) for k, is_row in zip(singles, own, strict=True)]
-            axes = [self.fresh(n, k) for n, k in zip(shape, singles, strict=True)]
-            self.rows.update(d for axis, is_row in zip(axes, own, strict=True) if is_row for d in axis)
+            sized = zip(shape, singles, own, strict=True)
+            axes = [self.fresh(n, k, is_batch=n != 1 or is_row) for n, k, is_row in sized]
+            self.batches_of_one.update(d for axis, is_row in zip(axes, own, strict=True) if is_row for d in axis)
             return axes
         return [self.fresh(n, k) for n, k in zip(shape, singles, strict=True)]
 
@@ -294,7 +296,7 @@ class _Binder:
 
     def check_squeezed(self, op: Squeeze, x: BoundTensor) -> None:
         """Raise PromiseError for an axis that may be a batch, which has one element in this call alone."""
-        if any(d in self.rows for k in op.axes for d in x.domain.logical[k]):
+        if any(d in self.batches_of_one for k in op.axes for d in x.domain.logical[k]):
             found = (
                 f"{x} has an axis of one element that is squeezed, and that may be a batch, as its extent is not said"
             )

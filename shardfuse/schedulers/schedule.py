@@ -33,8 +33,8 @@ from .schedule_parts import (
     Sides,
     Split,
     Tile,
+    in_words,
     refuse,
-    said,
 )
 from .schedule_parts import Loop as Loop
 from .schedule_parts import ScheduleError as ScheduleError
@@ -107,7 +107,7 @@ class Schedule:
         """``Tile(kept=1, reduced=4096), Registers(packed), 16 warps, at most 64 registers``"""
         reduces = not isinstance(self.order, Sides) and (self.reduced > 1 or self.residency != WIDE)
         parts = [self.order, self.residency if reduces and not isinstance(self.order, RowLoop) else None]
-        told = [said(part) for part in (*parts, self.group, self.split) if part is not None]
+        told = [in_words(part) for part in (*parts, self.group, self.split) if part is not None]
         if self.is_aligned_down:
             told.append(self.access.name)
         told.append(_counted(self.launch.warps, "warp"))

@@ -32,13 +32,13 @@ def refuse(is_wrong: bool, what: str) -> None:
         raise ScheduleError(what)
 
 
-def said(part: object) -> str:
-    """A part for a reader, without what is as it mostly is: ``Tile(kept=4, reduced=256)``, ``Registers(packed)``."""
+def in_words(part: object) -> str:
+    """``Tile(kept=4, reduced=256)``, ``Registers(packed)``: the flags that are set, and numbers that are no default."""
     told: list[str] = []
     for field in fields(part):  # pyright: ignore[reportArgumentType]
         value: object = vars(part)[field.name]
         if isinstance(value, Immediate | Lagged):
-            told.append(said(value))
+            told.append(in_words(value))
         elif isinstance(value, bool):
             told += [field.name] if value else []
         elif field.default is MISSING or value != field.default:

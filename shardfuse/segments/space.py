@@ -12,11 +12,11 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from ..device import WARP
-from ..ir.digits import Axis, CutError, Digit, Root, extent, is_single_row, listed, refine, root_of
+from ..ir.digits import Axis, CutError, Digit, Root, extent, listed, refine, root_of
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Cast, Factory, OfRank, Pick, Pointwise, Random, Reduce, Set, Squeeze, Statistic, View, Window
+from ..ir.op import Cast, Factory, OfRank, Pick, Pointwise, Random, Reduce, Set, Statistic, View, Window
 from ..ir.scalar import Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
@@ -239,14 +239,7 @@ def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms, Lost] | str:
         return cut
     pieces, of_domain = cut
     atoms = {t: of_domain[t.domain] for t in tensors}
-    lost = {e: gone for e in segment.exprs if (gone := _lost(e, atoms))}
-    squeezed = frozenset[Digit]().union(*(gone for e, gone in lost.items() if isinstance(e.op, Squeeze)))
-    rows = frozenset(filter(is_single_row, squeezed))
-    if rows:  # no batch of one row, which nothing may squeeze (passes/bind.py): ranks share one element
-        pieces = {d: () if d in rows else own for d, own in pieces.items()}
-        atoms = {t: own - rows for t, own in atoms.items()}
-        lost = {e: left for e, gone in lost.items() if (left := gone - rows)}
-    return pieces, atoms, lost
+    return pieces, atoms, {e: gone for e in segment.exprs if (gone := _lost(e, atoms))}
 
 
 def common_cuts(tensors: Iterable[BoundTensor]) -> Pieces | str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from far_apart_cases import BYTES, OPS, STRIDES, check_cat, check_op, check_sums
+from far_apart_cases import BYTES, CASES
 
 pytestmark = pytest.mark.gpu
 
@@ -20,18 +20,6 @@ def memory() -> Iterator[torch.Tensor]:
     torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("is_transposed", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize("stride", STRIDES)
-@pytest.mark.parametrize("name", OPS)
-def test_like_torch(name: str, stride: int, is_transposed: bool, memory: torch.Tensor) -> None:
-    check_op(name, memory, stride, is_transposed=is_transposed)
-
-
-@pytest.mark.parametrize("stride", STRIDES)
-def test_two_that_follow_one_another(stride: int, memory: torch.Tensor) -> None:
-    check_cat(memory, stride)
-
-
-@pytest.mark.parametrize("stride", STRIDES)
-def test_sums_both_ways(stride: int, memory: torch.Tensor) -> None:
-    check_sums(memory, stride)
+@pytest.mark.parametrize("name", CASES)
+def test_like_torch(name: str, memory: torch.Tensor) -> None:
+    CASES[name](memory)

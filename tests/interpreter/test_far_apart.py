@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from far_apart_cases import BYTES, OPS, STRIDES, check_cat, check_op, check_sums
+from far_apart_cases import BYTES, CASES
 
 
 @pytest.fixture(scope="module")
@@ -16,18 +16,6 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     return torch.from_file(str(path), shared=True, size=BYTES, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("is_transposed", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize("stride", STRIDES)
-@pytest.mark.parametrize("name", OPS)
-def test_like_torch(name: str, stride: int, is_transposed: bool, memory: torch.Tensor) -> None:
-    check_op(name, memory, stride, is_transposed=is_transposed)
-
-
-@pytest.mark.parametrize("stride", STRIDES)
-def test_two_that_follow_one_another(stride: int, memory: torch.Tensor) -> None:
-    check_cat(memory, stride)
-
-
-@pytest.mark.parametrize("stride", STRIDES)
-def test_sums_both_ways(stride: int, memory: torch.Tensor) -> None:
-    check_sums(memory, stride)
+@pytest.mark.parametrize("name", CASES)
+def test_like_torch(name: str, memory: torch.Tensor) -> None:
+    CASES[name](memory)
