@@ -1,4 +1,4 @@
-"""Promises: one kernel for any number of rows, what is refused, which errors it gives, and what tuning may change."""
+"""Promises: one order of additions for any number of rows, what is refused with which errors, and what tuning changes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def planned(fd: FusionDefinition, rows: int) -> tuple[Plan, list[KernelSource]]:
 
 
 def of_rows(name: str, plan: Plan, sources: list[KernelSource]) -> list[object]:
-    """All that a row's result depends on."""
+    """All that a row's result depends on: which statements there are, and not whether all loads come first."""
     options = [(s.num_warps, s.contracts) for s in sources]
     if name not in SUMMED:
-        return [*options, *((s.text, s.num_stages, s.max_registers) for s in sources)]
+        return [*options, *((sorted(s.text.split("\n")), s.num_stages, s.max_registers) for s in sources)]
     schedules = [k.schedule for s in plan.segments for k in s.kernels if k.space.walked]
     return [options[0], *((s.order, s.residency, s.group, s.access, s.launch.warps) for s in schedules)]
 

@@ -2,8 +2,9 @@
 
 The first is the launch's own function, each later one a function of its blocks that programs call.  Between two stages
 all programs meet, and take the blocks of the next in turn; or, where programs share kept elements, the last of them to
-come goes on with these (``KernelPlan.shares``).  Who meets must be resident, which a cooperative launch sees to.  The
-interpreter runs programs one after the other: there the last one of all does what comes after a meeting.
+come goes on with these (``KernelPlan.shares``).  Who meets must be resident, which a cooperative launch sees to.  A
+single program goes on once all of its threads have come.  The interpreter runs programs one after the other: there the
+last one of all does what comes after a meeting.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def one_launch(
     """
     first, *later = stages
     assert not any(stage.scalars for stage in later), f"{name} has scalars behind its first stage"
-    helpers = {} if interpret and not shares else texts_of("is_last" if shares else "meet_all", interpret=interpret)
+    meets = not shares and first.grid > 1
+    helpers = texts_of("is_last", interpret=interpret) if shares else {}
+    helpers |= texts_of("meet_all", interpret=interpret) if meets and not interpret else {}
     integers, body = dict(first.integers), list[Statement](first.body)
     for k, stage in enumerate(later):
         helpers |= {**stage.helpers, stage.name: stage.function(BLOCK)}
@@ -34,11 +37,12 @@ def one_launch(
         if each != 1:
             integers[f"{stage.name}_blocks"] = stage.grid, "tl.int32"
         body += [""] if k else []
-        body += [_as_last(stage, shares, each)] if shares else _by_all(stage, first.mailbox, interpret=interpret)
+        meeting = _meeting(first.mailbox) if meets else "tl.debug_barrier()"
+        body += [_as_last(stage, shares, each)] if shares else _by_all(stage, meeting, interpret=interpret)
     return Kernel(
         name, "".join(stage.comments for stage in stages), {**first.helpers, **helpers}, tensors, first.scalars,
         integers, body, first.grid, first.schedule, first.x_block,
-        mailbox=first.grid // shares if shares else first.mailbox + 1, is_cooperative=not shares,
+        mailbox=first.grid // shares if shares else first.mailbox + meets, is_cooperative=meets,
         accesses=tuple(own for stage in stages for own in stage.accesses),
     )  # fmt: skip
 
@@ -53,13 +57,17 @@ def _as_last(stage: Kernel, shares: int, each: int) -> Branch:
     return Branch(f"is_last({MAILBOX} + {block}, {shares})", body)
 
 
-def _by_all(stage: Kernel, mailbox: int, *, interpret: bool) -> list[Statement]:
+def _meeting(mailbox: int) -> str:
     """``mailbox``: words that come before the count of those that met."""
+    return f"meet_all({MAILBOX}{f' + {mailbox}' if mailbox else ''})"
+
+
+def _by_all(stage: Kernel, meeting: str, *, interpret: bool) -> list[Statement]:
+    """``meeting``: behind which what all have stored is there."""
     stop, called = f"{stage.name}_blocks", [_called(stage, BLOCK)]
     if interpret:
         return [Branch(f"{PROGRAM} == tl.num_programs(0) - 1", [Loop(BLOCK, "0", stop, "1", 1, called)])]
-    meet = f"meet_all({MAILBOX}{f' + {mailbox}' if mailbox else ''})"
-    return [meet, Loop(BLOCK, PROGRAM, stop, "tl.num_programs(0)", 1, called)]
+    return [meeting, Loop(BLOCK, PROGRAM, stop, "tl.num_programs(0)", 1, called)]
 
 
 def _called(stage: Kernel, block: str) -> str:

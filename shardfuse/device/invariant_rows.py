@@ -13,14 +13,13 @@ class InvariantRows:
     """Elements of a row that a thread holds."""
     short: int = 512
     """Elements of a row up to which a warp takes it whole, with others: it takes as long on an under-occupied grid."""
-    eager_warps: int = 4
-    """Up to which all loads come first.  LayerNorm of 8192 x 4096, 8 warps, took 45 us so, else 37; of 2048 columns, 4
-    warps, 23.5 and 22.2, but of a single row 5.3 and 6.0."""
-    wide_bytes: int = 4
-    """Bytes of an element from which all loads come first with any warps, as fewer are left of each thread: float32
-    took 68 us so, else 69, and of a single row 5.5 and 6.2."""
+    resident: int = 32
+    """Warps on a multiprocessor up to which all loads come first, because few others hide what later ones would wait
+    for.  LayerNorm of 64 x 5120, 8 warps a row, took 4.9 us so, else 6.5, of 2048 x 1536, 2 warps, 7.2 and 7.9; but of
+    8192 x 4096 45 and 37, of 512 x 8192, 16 warps, 10.2 and 8.5."""
     used: float = 0.8
     """The part of the lanes that have an element, below which half as many warps are taken.  Softmax of 8192 x 5120
-    took 65 us with 16 warps, 0.63 of whose lanes had one; without the promise 45."""
+    took 65 us with 16 warps, 0.63 of whose lanes had one, without the promise 45; of 8192 x 1536 20.1 us with 4 warps,
+    with 2 17.0."""
     phases: int = 4
     """Reductions that follow one another, and one, up to which a row has so many threads."""

@@ -25,11 +25,13 @@ class Root:
     """An iteration variable; compared by identity.
 
     invariant: with what results of its fusion are promised not to change, "batch" or "ranks" (``ir/promises.py``).
+    varies: may another call, whose results that promise compares with this one's, have another extent of it?
     """
 
     name: str
     extent: int
     invariant: tuple[str, ...] = ()
+    varies: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -75,7 +77,7 @@ def axis_of(root: Root, singles: int = 0) -> Axis:
     """
     if root.extent < 0:
         raise ValueError(f"{root} has extent {root.extent}")
-    alone = tuple(Digit(Root(f"{root.name}.{k}", 1, root.invariant), 1, 1) for k in range(singles))
+    alone = tuple(Digit(Root(f"{root.name}.{k}", 1, root.invariant, root.varies), 1, 1) for k in range(singles))
     return (Digit(root, 1, root.extent), *alone) if root.extent != 1 else alone
 
 
@@ -340,7 +342,7 @@ def refine(digits: Iterable[Digit]) -> dict[Digit, Axis]:
 
 def is_single_row(d: Digit) -> bool:
     """Is it a batch of one, which is walked as any other batch?"""
-    return isinstance(d.base, Root) and d.base.extent == 1 and bool(d.base.invariant)
+    return isinstance(d.base, Root) and d.base.extent == 1 and d.base.varies
 
 
 def _atoms(d: Digit, marks: Sequence[int]) -> Axis:

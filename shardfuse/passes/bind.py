@@ -95,6 +95,9 @@ class _Binder:
         self.domains: dict[BoundDomain, BoundDomain] = {}
         self.exprs: list[Expr] = []
         self.roots = 0
+        said = [n for i in fusion.inputs if isinstance(i.val, TensorView) for n in i.val.shape]
+        self.is_open = any(n < 0 for n in said)
+        """Are there extents that the definition does not say?  Where it says all, those of another may differ."""
         self.batches_of_one: set[Digit] = set()
         """Of axes whose extent the definition does not say, and that have one element: each may be a batch of one."""
 
@@ -128,10 +131,13 @@ class _Binder:
 
     # axes
 
-    def fresh(self, n: int, singles: int = 0, *, is_batch: bool = True) -> Axis:
-        """is_batch: may it be one of more rows in another call?  One element of an extent that is said is no batch."""
+    def fresh(self, n: int, singles: int = 0, *, said: int | Scalar = -1) -> Axis:
+        """said: the extent as the definition has it, which every call has; -1 where it does not say it."""
         self.roots += 1
-        return axis_of(Root(f"i{self.roots - 1}", n, self.fusion.promises.invariant if is_batch else ()), singles)
+        invariant = self.fusion.promises.invariant
+        is_said = isinstance(said, int) and said >= 0
+        varies = not is_said or (said != 1 and (self.fusion.promises.ranks or not self.is_open))
+        return axis_of(Root(f"i{self.roots - 1}", n, invariant, bool(invariant) and varies), singles)
 
     def fresh_for(self, tv: TensorView, shape: Sequence[int]) -> list[Axis]:
         """A fresh axis for each extent, with the single elements of it that ranks share out.
@@ -142,8 +148,7 @@ class _Binder:
         if self.fusion.promises.invariant:
             own = [n == 1 and said < 0 for n, said in zip(shape, tv.shape, strict=True)]
             singles = [max(k, int(is_row)) for k, is_row in zip(singles, own, strict=True)]
-            sized = zip(shape, singles, own, strict=True)
-            axes = [self.fresh(n, k, is_batch=n != 1 or is_row) for n, k, is_row in sized]
+            axes = [self.fresh(n, k, said=said) for n, k, said in zip(shape, singles, tv.shape, strict=True)]
             self.batches_of_one.update(d for axis, is_row in zip(axes, own, strict=True) if is_row for d in axis)
             return axes
         return [self.fresh(n, k) for n, k in zip(shape, singles, strict=True)]
@@ -218,7 +223,8 @@ class _Binder:
                     "equal extents, or 1",
                     "broadcast one of them, or correct the sizes",
                 )
-            if not any(self.rewrite(*two, cut=cut) for cut in (False, True) for two in ((a, b), (b, a))):
+            both = ((b, a), (a, b)) if any(root_of(d).varies for d in a) else ((a, b), (b, a))  # what is said, says it
+            if not any(self.rewrite(*two, cut=cut) for cut in (False, True) for two in both):
                 operands[k] = self.relabel(operands[k])
                 assert self.rewrite(a, operands[k].domain.logical[other]), "a fresh axis can always be rewritten"
         return operands[first].domain.logical[at]
@@ -262,7 +268,11 @@ class _Binder:
         return tensor
 
     def fresh_like(self, axes: Iterable[Axis]) -> list[Axis]:
-        return [self.fresh(extent(axis), len(parted(axis)[1])) for axis in axes]
+        found: list[Axis] = []
+        for axis in axes:
+            n, varies = extent(axis), any(root_of(d).varies for d in axis)
+            found.append(self.fresh(n, len(parted(axis)[1]), said=-1 if varies else n))
+        return found
 
     # records
 
@@ -286,7 +296,9 @@ class _Binder:
                 axes = self.call_axes(op, values)
             case Full() | Iota() | Random():
                 check_steps(op)
-                axes = [[self.fresh(n) for n in check_sizes(op.name, numbers(op.shape))]]
+                said = cast(Full | Iota | Random, record.op).shape
+                sizes = check_sizes(op.name, numbers(op.shape))
+                axes = [[self.fresh(n, said=own) for n, own in zip(sizes, said, strict=True)]]
             case _:
                 if isinstance(op, Squeeze):
                     self.check_squeezed(op, cast(BoundTensor, values[0]))

@@ -31,7 +31,7 @@ from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_
 from .plan import KernelPlan, may_be_stages, one_launch
 from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
-from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
+from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split, Tile
 from .split_k import finish_of, finishing, split_of, storing, workspace
 
 
@@ -152,9 +152,18 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     plans = [KernelPlan.of("mix_order", space, schedule, split)]
     for finish in finishes:
         space = features(finish, device)
-        how = finishing(space) if space.r else pointwise.propose(finish, device)
+        how = finishing(space) if space.r else _whole(space, schedule)
         plans.append(KernelPlan.of("finish", space, how))
     return (one_launch("mix_order", mixed.space.segment, plans),) if schedule.is_one_launch else tuple(plans)
+
+
+def _whole(space: Features, walk: Schedule) -> Schedule:
+    """What rests on the only partial result of each column: in as few blocks as the threads of ``walk`` hold.
+
+    RMSNorm's backward of 1 x 4096 took 11.6 us with 32 blocks of 128, one after the other.
+    """
+    held = space.tuned.row_loops.each * WARP * walk.launch.warps
+    return Schedule(Tile(min(power_of_two(space.kept), held)))
 
 
 # the space

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..device import MAX_THREADS, Device
+from ..ir.digits import extent
 from ..segments.segment import Segment
 from .features import Features, features, features_or_refusal, reduction_or_refusal
 from .lagged_group import lagged_group
@@ -256,20 +257,21 @@ def _invariant_row(space: Features) -> Schedule | None:
 
     On an under-occupied grid many threads for each row are fastest, else few: this number is no more than a tenth
     behind either.  Times on an H200, as shares of the best for 1, 128 and 8192 rows: LayerNorm of 4096, bfloat16, with
-    8 warps 1.10, 1.07 and 1.00, with 4 1.26, 1.22 and 1.01, with 16 1.03, 1.02 and 1.24.
+    8 warps 1.10, 1.07 and 1.00, with 4 1.26, 1.22 and 1.01, with 16 1.03, 1.02 and 1.24.  What comes first of loads and
+    sums changes no sum: all loads, where the programs of all rows are on the machine at once.
     """
     n, tuned = space.reduced, space.tuned.invariant_rows
     if not (space.is_invariant and space.is_inner) or n <= tuned.short or space.phases > tuned.phases:
         return None
     warps = min(power_of_two(-(-n // (tuned.each * WARP))), MAX_WARPS)
     lanes = warps * WARP * space.width
-    if warps > tuned.eager_warps and _used(n, lanes) < tuned.used <= _used(n, lanes // 2):
+    if warps > 1 and _used(n, lanes) < tuned.used <= _used(n, lanes // 2):
         warps //= 2
     block = min(_row_chunk(space, warps), power_of_two(n))
-    is_wide = min((t.dtype.itemsize for t in space.streamed), default=0) >= tuned.wide_bytes
     is_alike = not (space.segment.has_indices or space.is_by_sample)
-    is_eager = is_alike and (warps <= tuned.eager_warps or is_wide)
-    return Schedule(Tile(1, block), Registers(eager=is_eager), launch=Launch(warps))
+    # Of one warp no more programs than this run on a multiprocessor, however many rows there are.
+    is_at_once = warps == 1 or extent(space.x) * warps <= tuned.resident * space.device.multiprocessors
+    return Schedule(Tile(1, block), Registers(eager=is_alike and is_at_once), launch=Launch(warps))
 
 
 def _used(n: int, block: int) -> float:

@@ -64,8 +64,13 @@ class Space:
 
     @cached_property
     def is_invariant(self) -> bool:
-        """May what becomes of a row not depend on how many rows there are?  Then no schedule asks how many."""
-        return bool(self.r) and self.is_promised
+        """May what becomes of a kept element not depend on how many there are?  Then no order of additions asks that.
+
+        Where every call has as many, as of the columns of a sum over the batch, there is nothing to ask.
+        """
+        roots = [root_of(a) for a in (*self.x, *self.r)]
+        is_of_ranks = any("ranks" in root.invariant for root in roots)
+        return bool(self.r) and (is_of_ranks or any(root_of(a).varies for a in self.x))
 
     @cached_property
     def is_promised(self) -> bool:
