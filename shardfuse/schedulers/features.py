@@ -48,6 +48,15 @@ class Features(Space):
         extent = self.reduced if self.is_inner else self.kept
         return max((vector(t.dtype, extent, self.device) for t in self.streamed), default=4)
 
+    @property
+    def kept_to_fill(self) -> int:
+        """Kept elements that are to fill the machine: of rows that are promised their bits as many, whatever there are.
+
+        Rows that are too odd for wide loads take all registers of a program: for them many rows are to fill it.
+        """
+        is_few = self.is_invariant and self.is_inner and not any(self.is_odd(t.dtype) for t in self.streamed)
+        return min(self.kept, self.tuned.invariant_rows.few) if is_few else self.kept
+
     def narrowest_load(self, extent: int) -> int:
         """Bytes of the narrowest load of what is streamed, in runs of ``extent`` elements."""
         loads = (vector(t.dtype, extent, self.device) * t.dtype.itemsize for t in self.streamed)

@@ -60,7 +60,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if not space.is_inner:
         return _columns(space)
     schedule = in_loop(space)
-    programs = schedule.blocks(space.kept)
+    programs = schedule.blocks(space.kept_to_fill)
     turns = -(-space.reduced // schedule.reduced)
     if _is_unrolled(space):
         held = _rows(space)

@@ -179,7 +179,7 @@ def _filled(space: Features, schedule: Schedule, warps: int) -> Group:
     copied = turn_bytes(space, schedule) * max(schedule.launch.stages - 1, 1)
     by_shared = max(resident_copies(device, copied), device.multiprocessors)
     programs = min(resident(device, own, device.bound(warps, own)), by_shared)
-    return _filling(schedule, 1, space, programs, space.tuned.groups.turns * schedule.reduced)
+    return _filling(schedule, 1, space, programs, space.tuned.groups.turns * schedule.reduced, is_loop=True)
 
 
 def _is_for_wider(schedule: Schedule, group: Group, space: Features) -> bool:
@@ -197,9 +197,11 @@ def _narrowed(schedule: Schedule, lanes: int) -> Schedule:
     return schedule.sized(kept=lanes, reduced=schedule.reduced * schedule.kept // lanes)
 
 
-def _filling(schedule: Schedule, members: int, space: Features, programs: int, least: int) -> Group:
+def _filling(
+    schedule: Schedule, members: int, space: Features, programs: int, least: int, *, is_loop: bool = False
+) -> Group:
     """A group of ``members``, or of more, if all rows at once leave programs idle and each still gets ``least``."""
-    rows = schedule.blocks(space.kept)
+    rows = schedule.blocks(space.kept_to_fill if is_loop else space.kept)
     while members < MAX_MEMBERS and 2 * members * rows <= programs and space.reduced >= 2 * members * least:
         members *= 2
     return Group(members, programs)
