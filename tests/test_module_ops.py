@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch._functorch.config
@@ -9,6 +11,7 @@ from functorch.compile import make_boxed_func
 from module_ways import Trial, run
 from test_module_ways import SHAPE, TARGET, normal
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 from torch.autograd import forward_ad
@@ -16,7 +19,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn import functional
 
 from shardfuse import DeviceMesh, FusionDefinition, nn
-from shardfuse.errors import CompiledElsewhereError, SecondDerivativeError, TransformError
+from shardfuse.errors import CompiledElsewhereError, ModuleInputError, SecondDerivativeError, TransformError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, Redistribution, RMSNorm, SwiGLU, library
 from shardfuse.nn.settings import parsed
 
@@ -194,6 +197,21 @@ def test_an_op_is_not_differentiated_twice() -> None:
     (first,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
     with pytest.raises(SecondDerivativeError, match="rms_norm_v1 has no second derivative"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("x", "why"),
+    [
+        (torch.ones(2, 9), "'x', 'shape (2, 9)', '8 along dim -1'"),
+        (torch.ones(2, 8, dtype=torch.int32), "'x', 'dtype torch.int32', 'one of torch.float64"),
+    ],
+    ids=["size", "dtype"],
+)
+def test_a_bad_call_says_in_a_whole_graph_what_is_wrong(x: torch.Tensor, why: str) -> None:
+    with pytest.raises(Unsupported, match=re.escape(f"ModuleInputError('RMSNorm', {why}")):
+        torch.compile(RMSNorm(8), backend="eager", fullgraph=True)(x)
+    with pytest.raises(ModuleInputError, match="RMSNorm: x has"):
+        torch.compile(RMSNorm(8), backend="eager")(x)
 
 
 def test_a_compiled_graph_holds_one_op_each_way() -> None:

@@ -58,6 +58,13 @@ class Checks:
             raise ModuleInputError(self.checked_name, argument, f"dtype {tensor.dtype}", expected, "cast it")
         return DataType.from_torch(tensor.dtype)
 
+    def check_devices(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise ModuleInputError for tensors on several devices, of which torch.compile's own error names none."""
+        for tensor in tensors:
+            if tensor.device != tensors[0].device:
+                found, expected = f"its elements on {tensor.device}", f"{tensors[0].device}, that of what it is given"
+                raise ModuleInputError(self.checked_name, "a parameter", found, expected, "move the module")
+
     def check_plain(self, **tensors: torch.Tensor | None) -> None:
         """As ``check_dtype``, of tensors that are not handed to a fusion, and may be none."""
         for argument, tensor in tensors.items():

@@ -121,8 +121,10 @@ class FusedModule(Checks, PromisingModule):
     def __call__(self, *tensors: object, **named: object) -> Any:
         if named and self.input_name in named:
             tensors = (named.pop(self.input_name), *tensors)
+        if torch.compiler.is_compiling():
+            return super().__call__(*tensors, **named)
         try:
-            if not (torch.compiler.is_compiling() or profiler._is_profiler_enabled) and has_no_hooks(self):
+            if not (profiler._is_profiler_enabled) and has_no_hooks(self):
                 return self.forward(*tensors, **named)
             return super().__call__(*tensors, **named)
         except Exception as error:
@@ -176,6 +178,7 @@ class FusedModule(Checks, PromisingModule):
         shaping: between them and the op's, where they have other dims.  unsharded, origins: as the op has them.
         """
         if torch.compiler.is_compiling():
+            self.check_devices(tensors)
             return self.as_op([self.traced(t) for t in tensors], unsharded, shaping)
         if unsharded is None:
             found = self.run_again(tensors, shaping, origins)

@@ -173,7 +173,7 @@ def test_sizes_after_one_another(pg) -> None:
     mesh = make_mesh((pg.size,), pg.device.type)
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    module = RMSNorm(6, EPS, mesh=DeviceMesh.from_torch(mesh), input=S1, dtype=torch.float64)
+    module = RMSNorm(6, EPS, mesh=DeviceMesh.from_torch(mesh), input=S1, dtype=torch.float64).to(pg.device)
     call = torch.compile(module, fullgraph=True, backend=counter)
     for rows in (11, 15, 19, 23):  # each changes all pieces, whose sizes torch guards
         module.zero_grad()
