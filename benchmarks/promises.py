@@ -2,6 +2,9 @@
 
 ``promised`` is the fusion with ``invariant="batch"``, ``shardfuse`` without; both are of one size and run in turns.  A
 promised result is right where rows of it, run alone and some together, have the bits that they have among all.
+
+*In a graph* is one of 10 calls in a CUDA graph.  Behind a flush of L2 a kernel's code comes from memory too, which
+takes up to a microsecond more or less by where it happens to lie: of few rows that is much, and says nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import torch
 from shardfuse import DataType, FusionDefinition
 from shardfuse.ir.tensor_view import TensorView
 
+from .graphs import EACH, captured
 from .report import Row
-from .timing import measure
+from .timing import Timed, measure
 
 EPS = 1e-6
 OWN, PROMISED = "shardfuse", "promised"
@@ -196,11 +200,22 @@ def _measured(name: str, n: int, rows: Sequence[int], seconds: float, device: to
         del outputs
         wrong = why_rows_differ(fusions[PROMISED], given, (1, 3, count // 2)) if count > 1 else None
         runs = {impl: _run_of(fd, given) for impl, fd in fusions.items()}
-        timed = measure(runs, seconds / len(sizes), device)
-        for impl, t in timed.items():
-            ratio = f"{t.us / timed[OWN].us:.2f} x the time without" if impl == PROMISED else ""
-            note = f"WRONG: {wrong}" if wrong and impl == PROMISED else ratio
-            yield Row(name, f"{count}x{n}:bfloat16", impl, moved, t.us, t.low, t.high, note=note)
+        case = f"{count}x{n}:bfloat16"
+        yield from _rows_of(name, case, moved, measure(runs, seconds / len(sizes), device), 1, wrong)
+        if device.type == "cuda":
+            graphs = {impl: captured(run) for impl, run in runs.items()}
+            timed = measure(graphs, seconds / len(sizes), device)
+            yield from _rows_of(f"{name}, in a graph", case, moved, timed, EACH, wrong)
+
+
+def _rows_of(
+    workload: str, case: str, moved: int, timed: dict[str, Timed], calls: int, wrong: str | None
+) -> Iterator[Row]:
+    """``calls``: that were timed together."""
+    for impl, t in timed.items():
+        ratio = f"{t.us / timed[OWN].us:.2f} x the time without" if impl == PROMISED else ""
+        note = f"WRONG: {wrong}" if wrong and impl == PROMISED else ratio
+        yield Row(workload, case, impl, moved, t.us / calls, t.low / calls, t.high / calls, note=note)
 
 
 def _run_of(fd: FusionDefinition, given: list[torch.Tensor]) -> Callable[[], object]:
