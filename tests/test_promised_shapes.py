@@ -10,6 +10,7 @@ import torch
 from benchmarks.sm90 import sources_of
 from shardfuse import DataType, FusionDefinition
 from shardfuse.ir.tensor_view import TensorView
+from shardfuse.schedulers.schedule import Order, Schedule
 
 BATCHES = ((1,), (2,), (8,), (64,))
 CHANNELS_LAST = [3, 0, 2, 1]
@@ -83,3 +84,47 @@ def test_columns(shape: tuple[int, int]) -> None:
     fd = softmax(*shape)
     found = {batch: kernels(fd, batch) for batch in BATCHES}
     assert [batch for batch in found if found[batch] != found[8,]] == []
+
+
+def column_sum(rows: int, columns: int, invariant: str | None) -> FusionDefinition:
+    """Over the rows of a matrix."""
+    with FusionDefinition(invariant=invariant) as fd:
+        x = fd.define_tensor([rows, columns], contiguity=True, dtype=DataType.BFloat16)
+        fd.add_output(fd.ops.sum(fd.ops.cast(x, dtype=DataType.Float), [0]))
+    return fd
+
+
+def schedules(fd: FusionDefinition, shape: tuple[int, ...]) -> list[Schedule]:
+    (x,) = fd.fec.tensors()
+    return [k.schedule for s in fd.fec.plan({x: shape}).segments for k in s.kernels]
+
+
+@pytest.mark.parametrize("rows", [7, 512, 20000])
+def test_a_sum_over_the_batch_is_planned_as_without_a_promise(rows: int) -> None:
+    """It follows the batch by definition, and columns whose number is said are none."""
+    assert schedules(column_sum(-1, 4096, "batch"), (rows, 4096)) == schedules(column_sum(-1, 4096, None), (rows, 4096))
+    promised = schedules(column_sum(-1, -1, "batch"), (rows, 4096))
+    assert promised != schedules(column_sum(-1, -1, None), (rows, 4096)), "either axis may be the batch"
+
+
+def test_sizes_that_a_definition_says_are_those_of_a_batch_where_it_says_all() -> None:
+    """Other definitions may have more rows of the same length."""
+    found: list[tuple[Order, int]] = []
+    for rows in (1, 64, 8192):
+        with FusionDefinition(invariant="batch") as fd:
+            x = fd.define_tensor([rows, 1536], contiguity=True, dtype=DataType.BFloat16)
+            wide = fd.ops.cast(x, dtype=DataType.Float)
+            fd.add_output(normed(fd, wide, [-1]))
+        (schedule,) = schedules(fd, (rows, 1536))
+        found += [(schedule.order, schedule.launch.warps)] if rows > 1 else []  # one row is broadcast
+    assert found[0] == found[1]
+
+
+def test_all_loads_come_first_where_rows_are_few() -> None:
+    fd = layer_norm(4096)
+    made = [
+        fd.fec.plan(dict.fromkeys(fd.fec.tensors(), (1, n, 4096))).segments[0].kernels[0].schedule for n in (8, 8192)
+    ]
+    assert [schedule.is_eager for schedule in made] == [True, False]
+    assert made[0].order == made[1].order
+    assert made[0].launch == made[1].launch

@@ -1,4 +1,4 @@
-"""Promises: one order of additions for any number of rows, what is refused with which errors, and what tuning changes."""
+"""Promises: one order of additions for any number of rows, what is refused with which errors, what tuning changes."""
 
 from __future__ import annotations
 
@@ -68,6 +68,29 @@ def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Space, "is_invariant", False)
     for name in CASES:
         assert largest_difference(name, 640 if name in SUMMED else 4096, DataType.BFloat16) is not None, name
+
+
+def test_a_program_that_walks_alone_meets_nobody() -> None:
+    """One row, whose gradient of the weight is finished by the same program."""
+    for invariant in ("batch", None):
+        fd = define("rms_norm_backward", 1024, DataType.BFloat16, invariant)
+        rows = 1 if invariant else 3  # of a turn; a row that no promise calls a batch is a kernel without a walk
+        (source,) = planned(fd, rows)[1]
+        assert (source.grid, source.mailbox, source.is_cooperative) == (1, 0, False)
+        assert "meet_all" not in source.text
+        assert "tl.debug_barrier()" in source.text
+    (source,) = planned(define("rms_norm_backward", 1024, DataType.BFloat16), 64)[1]
+    assert source.mailbox == 1
+    assert source.is_cooperative
+
+
+@pytest.mark.parametrize(("classes", "members"), [(32768, 0), (50257, 0), (65536, 4), (128256, 4), (151936, 8)])
+def test_long_rows_are_shared_whatever_their_number(classes: int, members: int) -> None:
+    """Of few rows a program each leaves the machine idle; loads of odd rows take the registers of one."""
+    fd = define("cross_entropy", classes, DataType.BFloat16)
+    for rows in (1, 2048):
+        schedules = [k.schedule for s in planned(fd, rows)[0].segments for k in s.kernels]
+        assert [schedule.members for schedule in schedules] == [members]
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "softmax"])
