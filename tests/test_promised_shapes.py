@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from benchmarks.sm90 import sources_of
-from shardfuse import DataType, FusionDefinition
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.ir.op import Reduce
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.schedulers.schedule import Order, Schedule
 
@@ -128,3 +129,98 @@ def test_all_loads_come_first_where_rows_are_few() -> None:
     assert [schedule.is_eager for schedule in made] == [True, False]
     assert made[0].order == made[1].order
     assert made[0].launch == made[1].launch
+
+
+def orders(fd: FusionDefinition, *shapes: tuple[int, ...]) -> list[tuple[object, ...]]:
+    """What says in which order the kernels that add up do so."""
+    plan = fd.fec.plan(dict(zip(fd.fec.tensors(), shapes, strict=True)))
+    found = [k.schedule for s in plan.segments for k in s.kernels if k.space.r]
+    return [(s.order, s.is_packed, s.members, s.parts, s.launch.warps) for s in found]
+
+
+def of_sums(fd: FusionDefinition, x: TensorView) -> TensorView:
+    """Of the last axis."""
+    return fd.ops.div(x, fd.ops.sum(x, [x.ndim - 1], keepdim=True))
+
+
+@pytest.mark.parametrize("n", [4096, 131072])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_batch_of_one_row_keeps_its_axis_where_it_is_reshaped(n: int, whole: bool) -> None:
+    """Two axes of a batch that become one, or all elements in one axis, and rows again."""
+    with FusionDefinition(invariant="batch") as fd:
+        x = fd.define_tensor([-1, -1, n], contiguity=True)
+        rows = fd.ops.mul(fd.ops.size(x, 0), fd.ops.size(x, 1))
+        flat = fd.ops.reshape(x, [-1]) if whole else x
+        fd.add_output(of_sums(fd, fd.ops.reshape(flat, [rows, n])))
+    found = {batch: orders(fd, (*batch, n)) for batch in ((1, 1), (8, 1), (1, 8), (2, 3))}
+    assert [batch for batch in found if found[batch] != found[2, 3]] == []
+
+
+@pytest.mark.parametrize("n", [64, 4096])
+def test_heads_of_a_batch_of_one_row(n: int) -> None:
+    with FusionDefinition(invariant="batch") as fd:
+        x = fd.define_tensor([-1, 32, n], contiguity=True, dtype=DataType.BFloat16)
+        heads = fd.ops.reshape(fd.ops.cast(x, dtype=DataType.Float), [fd.ops.mul(fd.ops.size(x, 0), 32), n])
+        fd.add_output(of_sums(fd, heads))
+    found = {batch: orders(fd, (batch, 32, n)) for batch in (1, 2, 64)}
+    assert len(found[1]) == 1
+    assert [batch for batch in found if found[batch] != found[2]] == []
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_batch_that_meets_a_size_that_is_said(is_first: bool) -> None:
+    """Its single row is repeated, and has the bits that it has among eight."""
+    with FusionDefinition(invariant="batch") as fd:
+        x, y = fd.define_tensor([-1, 131072], contiguity=True), fd.define_tensor([8], contiguity=True)
+        operands = [fd.ops.sum(x, [1]), y]
+        fd.add_output(fd.ops.add(*operands[:: -1 if is_first else 1]))
+    assert orders(fd, (1, 131072), (8,))[0] == orders(fd, (8, 131072), (8,))[0]
+
+
+def test_columns_beside_a_batch_that_a_reshape_joins() -> None:
+    with FusionDefinition(invariant="batch") as fd:
+        x = fd.define_tensor([-1, 4096, 256], contiguity=True)
+        turned = fd.ops.permute(x, [1, 0, 2])
+        fd.add_output(fd.ops.sum(fd.ops.reshape(turned, [4096, fd.ops.mul(fd.ops.size(x, 0), 256)]), [0]))
+    found = {batch: orders(fd, (batch, 4096, 256)) for batch in (1, 2, 64)}
+    assert [batch for batch in found if found[batch] != found[2]] == []
+
+
+def on_ranks(build: Callable[[FusionDefinition, TensorView], None], n: int, ranks: int, axis: int) -> FusionDefinition:
+    with FusionDefinition(invariant="ranks") as fd:
+        x = fd.define_tensor([-1, n], contiguity=True, dtype=DataType.BFloat16)
+        build(fd, fd.ops.cast(x, dtype=DataType.Float))
+        if ranks > 1:
+            x.set_device_mesh(DeviceMesh(range(ranks)))
+            x.outer_split(axis, ranks)
+            x.axis(axis).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+def softmax_of_rows(fd: FusionDefinition, x: TensorView) -> None:
+    fd.add_output(of_sums(fd, fd.ops.exp(fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True)))))
+
+
+def rows_and_their_sum(fd: FusionDefinition, x: TensorView) -> None:
+    fd.add_output(fd.ops.mul(x, fd.ops.sum(x, [1], keepdim=True)))
+    fd.add_output(fd.ops.sum(x, [0]))
+
+
+def float_sums(fd: FusionDefinition, shape: tuple[int, int]) -> list[tuple[object, ...]]:
+    (x,) = fd.fec.tensors()
+    kernels = [k for s in fd.fec.plan({x: shape}).segments for k in s.kernels]
+    sums = [k for k in kernels if any(isinstance(e.op, Reduce) and e.op.kind == "sum" for e in k.segment.exprs)]
+    return [(k.name, k.schedule.order, k.schedule.parts, k.schedule.launch.warps) for k in sums]
+
+
+def test_segments_of_a_softmax_are_added_up_alike_on_any_number_of_ranks() -> None:
+    found = [float_sums(on_ranks(softmax_of_rows, 4096, ranks, 1), (64, 4096)) for ranks in (1, 2, 4, 8)]
+    assert found[0]
+    assert all(sums == found[0] for sums in found)
+
+
+def test_sums_over_rows_are_in_as_many_parts_on_any_number_of_ranks() -> None:
+    found = [float_sums(on_ranks(rows_and_their_sum, 131072, ranks, 0), (4096, 131072)) for ranks in (1, 2, 4, 8)]
+    parts = [[part for _, _, part, _ in sums if part > 1] for sums in found]
+    assert parts[0]
+    assert all(each == parts[0] for each in parts)

@@ -122,7 +122,8 @@ def _promised(plan: Plan) -> tuple[str, ...]:
         found.append(f"{cut} instead of sums")
     for kernel in (k for s in plan.segments for k in s.kernels if k.space.is_invariant):
         schedule, group = kernel.schedule, kernel.schedule.members
-        who = f"{group} programs of {schedule.launch.warps} warps" if group else f"{schedule.launch.warps} warps"
+        shared = group or (schedule.parts if not kernel.space.walked else 1)
+        who = f"{shared} programs of {schedule.launch.warps} warps" if shared > 1 else f"{schedule.launch.warps} warps"
         found.append(f"{kernel.name}: {who}, {schedule.reduced} elements at a time, for any number of rows")
     return tuple(found)
 

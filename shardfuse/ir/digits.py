@@ -159,10 +159,12 @@ def _split_empty(axis: Axis, inner: int) -> tuple[Axis, Axis]:
     return axis[: last + 1] + upper, low
 
 
-def reshape(axes: Iterable[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
+def reshape(axes: Iterable[Axis], shape: Sequence[int], unsaid: Sequence[int] = ()) -> tuple[Axis, ...]:
     """Regroup; the shapes must have equal products.  Uneven cuts stay inside the axis that has them, rejoined.
 
-    A single element goes to an axis of 1 if it was one, else to the axis that has what stood outside of it.
+    A single element goes to an axis of 1 if it was one, else to the axis that has what stood outside of it.  A batch of
+    one row goes to an axis of 1, or to where another went, or to an axis beside which it stood; of these first to one
+    of ``unsaid``, the axes whose extent may follow the batch.
     """
     given = list(axes)
     rest = joined(given)
@@ -173,14 +175,21 @@ def reshape(axes: Iterable[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
     if rest:
         raise CutError(f"{shape} leaves {rest}")
     free = [k for k, axis in enumerate(out) if not axis]
-    for plain, singles in map(parted, given):
+    rows: list[int] = []
+    for place, (plain, singles) in enumerate(map(parted, given)):
         if not singles:
             continue
-        beside = [k for k, axis in enumerate(out) if plain and cut_out(axis, plain[-1]) is not None]
-        if not beside and not free:
+        is_row = all(root_of(d).varies for d in singles)
+        around = (*joined(given[:place])[-1:], *joined(given[place + 1 :])[:1]) if is_row else ()
+        near = plain[-1:] or around
+        beside = [k for d in near for k, axis in enumerate(out) if cut_out(axis, d) is not None]
+        where = [*free, *rows[-1:], *beside] if is_row else [*beside, *free]
+        where.sort(key=lambda k: is_row and k not in unsaid)
+        if not where:
             raise CutError(f"{shape} leaves {singles}")
-        at = beside[0] if beside else free.pop(0)
-        out[at] += singles
+        free = [k for k in free if k != where[0]]
+        rows += where[:1] if is_row else []
+        out[where[0]] += singles
     return tuple(out)
 
 

@@ -62,8 +62,9 @@ class Checks:
         """Raise ModuleInputError for tensors on several devices, of which torch.compile's own error names none."""
         for tensor in tensors:
             if tensor.device != tensors[0].device:
-                found, expected = f"its elements on {tensor.device}", f"{tensors[0].device}, that of what it is given"
-                raise ModuleInputError(self.checked_name, "a parameter", found, expected, "move the module")
+                found, expected = f"its elements on {tensor.device}", f"{tensors[0].device}, that of the first"
+                advice = "move the module, or what it is given"
+                raise ModuleInputError(self.checked_name, "one of its tensors", found, expected, advice)
 
     def check_plain(self, **tensors: torch.Tensor | None) -> None:
         """As ``check_dtype``, of tensors that are not handed to a fusion, and may be none."""

@@ -124,7 +124,7 @@ class FusedModule(Checks, PromisingModule):
         if torch.compiler.is_compiling():
             return super().__call__(*tensors, **named)
         try:
-            if not (profiler._is_profiler_enabled) and has_no_hooks(self):
+            if not profiler._is_profiler_enabled and has_no_hooks(self):
                 return self.forward(*tensors, **named)
             return super().__call__(*tensors, **named)
         except Exception as error:

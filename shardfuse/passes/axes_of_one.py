@@ -11,15 +11,18 @@ from ..ir.base_op import numbers
 from ..ir.call import AlongAxis, Call, TopK
 from ..ir.digits import Axis, CutError, extent, reshape
 from ..ir.expr import BoundTensor
-from ..ir.op import Broadcast, Cast, Expand, Full, Iota, Permute, Random, Reduce, Reshape, Set, Squeeze, ViewOp
+from ..ir.op import Broadcast, Cast, Expand, Full, Iota, Op, Permute, Random, Reduce, Reshape, Set, Squeeze, ViewOp
 
 OneInput = Cast | Set | ViewOp | Reduce
 
 
-def axes_of_one(op: OneInput, x: BoundTensor, fresh: Callable[[int], Axis]) -> tuple[OneInput, list[Axis]]:
+def axes_of_one(
+    op: OneInput, x: BoundTensor, fresh: Callable[[int], Axis], recorded: Op
+) -> tuple[OneInput, list[Axis]]:
     """``op`` with every size known, and the axes of its output.
 
-    fresh: an axis of that many elements under a new root.  Raises ``ShapeError`` where ``op`` does not fit ``x``.
+    fresh: an axis of that many elements under a new root.  recorded: the op with sizes as the definition has them.
+    Raises ``ShapeError`` where ``op`` does not fit ``x``.
     """
     logical = x.domain.logical
     match op:
@@ -38,8 +41,10 @@ def axes_of_one(op: OneInput, x: BoundTensor, fresh: Callable[[int], Axis]) -> t
             return op, [logical[d] for d in op.dims]
         case Reshape():
             shape = _whole_shape(numbers(op.shape), x)
+            said = recorded.shape if isinstance(recorded, Reshape) else ()
+            unsaid = [k for k, n in enumerate(said) if not isinstance(n, int) or n == -1]
             try:
-                return Reshape(shape), list(reshape(logical, shape))
+                return Reshape(shape), list(reshape(logical, shape, unsaid))
             except CutError:
                 return Reshape(shape), [fresh(n) for n in shape]
         case Reduce():

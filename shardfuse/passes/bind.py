@@ -223,7 +223,8 @@ class _Binder:
                     "equal extents, or 1",
                     "broadcast one of them, or correct the sizes",
                 )
-            both = ((b, a), (a, b)) if any(root_of(d).varies for d in a) else ((a, b), (b, a))  # what is said, says it
+            # What meets a batch is one too: where it has a single row, that is repeated.
+            both = [two for two in ((a, b), (b, a)) if varies(two[0]) or not varies(two[1])]
             if not any(self.rewrite(*two, cut=cut) for cut in (False, True) for two in both):
                 operands[k] = self.relabel(operands[k])
                 assert self.rewrite(a, operands[k].domain.logical[other]), "a fresh axis can always be rewritten"
@@ -270,8 +271,8 @@ class _Binder:
     def fresh_like(self, axes: Iterable[Axis]) -> list[Axis]:
         found: list[Axis] = []
         for axis in axes:
-            n, varies = extent(axis), any(root_of(d).varies for d in axis)
-            found.append(self.fresh(n, len(parted(axis)[1]), said=-1 if varies else n))
+            n = extent(axis)
+            found.append(self.fresh(n, len(parted(axis)[1]), said=-1 if varies(axis) else n))
         return found
 
     # records
@@ -302,7 +303,7 @@ class _Binder:
             case _:
                 if isinstance(op, Squeeze):
                     self.check_squeezed(op, cast(BoundTensor, values[0]))
-                op, own = axes_of_one(op, cast(BoundTensor, values[0]), self.fresh)
+                op, own = axes_of_one(op, cast(BoundTensor, values[0]), self.fresh, record.op)
                 axes = [own]
         self.record_outputs(op, values, cast(tuple[TensorView, ...], record.outputs), axes)
 
@@ -371,3 +372,8 @@ class _Binder:
                 )
             found[name] = self.fresh(n)
         return [[found[name] for name in names] for names in signature.outputs]
+
+
+def varies(axis: Axis) -> bool:
+    """May another call, whose results a promise compares with this one's, have another extent of it?"""
+    return any(root_of(d).varies for d in axis)

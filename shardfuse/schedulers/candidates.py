@@ -20,7 +20,7 @@ from .limits import WARPS, power_of_two
 from .mix_order import analyse_mixed
 from .plan import KernelPlan
 from .resources import resident, resources_of
-from .schedule import Immediate, RowLoop, Schedule, ScheduleError
+from .schedule import Immediate, Registers, RowLoop, Schedule, ScheduleError
 from .schedule_cost import cost_of
 from .transpose import two_sided
 
@@ -77,10 +77,12 @@ def _runnable(scheduler: str, segment: Segment, schedule: Schedule, space: Featu
 
 
 def _order_of(schedule: Schedule) -> tuple[object, ...]:
-    """What says in which order the numbers of a row are added up; a row loop's parts share columns alone."""
+    """What says in which order the numbers of a row are added up: not which loads come first, nor the parts of a row
+    loop, which share columns alone."""
     group = schedule.group and (schedule.group.members, schedule.group.exchange)
     split = None if isinstance(schedule.order, RowLoop) else schedule.split
-    return schedule.order, schedule.residency, group, split, schedule.access, schedule.launch.warps
+    held = replace(schedule.residency, eager=False) if isinstance(schedule.residency, Registers) else schedule.residency
+    return schedule.order, held, group, split, schedule.access, schedule.launch.warps
 
 
 def _is_in_chunks(space: Features, schedule: Schedule) -> bool:

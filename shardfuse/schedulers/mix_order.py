@@ -22,6 +22,7 @@ from ..device import MAX_REGISTERS, Device
 from ..ir.digits import Digit, extent, listed
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
+from ..ir.promises import SEGMENTS
 from ..segments.added_sums import added_sums
 from ..segments.segment import Atoms, Segment, segment_of
 from ..segments.space import Space, cut_into_atoms, storage_order
@@ -74,7 +75,8 @@ def propose(segment: Segment, device: Device) -> Schedule:
     walked = extent(space.walked)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
-    wanted = max(device.multiprocessors * tile.programs // space.samples, 1)
+    samples = SEGMENTS if space.is_of_ranks else space.samples  # of which a rank has some
+    wanted = max(device.multiprocessors * tile.programs // samples, 1)
     splits = wanted if blocks >= wanted else power_of_two_within(blocks)
     again = 0 if tile.keeps else space.reduced * itemsizes(space.beside)  # as each row's loads
     own = tile.registers(device)
@@ -163,7 +165,7 @@ def _whole(space: Features, walk: Schedule) -> Schedule:
     RMSNorm's backward of 1 x 4096 took 11.6 us on an H200 with 32 blocks of 128, one after the other, so 6.0.
     """
     held = space.tuned.row_loops.each * WARP * walk.launch.warps
-    return Schedule(Tile(min(power_of_two(space.reduced), held)))
+    return Schedule(Tile(min(power_of_two(space.reduced), held)), launch=Launch(walk.launch.warps))
 
 
 # the space

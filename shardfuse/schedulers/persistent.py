@@ -33,6 +33,8 @@ def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
     space = features_or_refusal(segment, device)
     if not isinstance(space, str) and space.block:
+        if space.is_of_ranks:
+            return "its blocks are segments of a sum, of which other ranks may have the others"
         return None if packed_row(space) else too_long(space)
     space = reduction_or_refusal(segment, device)
     if isinstance(space, str):

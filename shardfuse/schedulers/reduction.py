@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..device import LEAST_COPY, MAX_THREADS, Device
-from ..ir.digits import Digit, Root, root_of
+from ..ir.digits import Digit, Root
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise
 from ..segments.segment import Segment, segment_of
@@ -243,7 +243,7 @@ def _width(space: Features) -> int:
 def _of_samples(space: Features) -> Schedule | None:
     """Columns that are the samples of a batch whose number may change no bits, side by side: how long a row of them is
     says how wide loads are, and that which threads add up what.  Each thread adds up columns of its own, row by row."""
-    if not (space.is_invariant and space.x and root_of(space.x[-1]).varies):
+    if not (space.is_invariant and space.x):
         return None
     return Schedule(Tile(WARP * WARPS, 1), Loop(), launch=Launch(WARPS))
 

@@ -66,11 +66,15 @@ class Space:
     def is_invariant(self) -> bool:
         """May what becomes of a kept element not depend on how many there are?  Then no order of additions asks that.
 
-        Where every call has as many, as of the columns of a sum over the batch, there is nothing to ask.
+        A sum over the batch itself, of columns of which every call has as many, follows it by definition.
         """
-        roots = [root_of(a) for a in (*self.x, *self.r)]
-        is_of_ranks = any("ranks" in root.invariant for root in roots)
-        return bool(self.r) and (is_of_ranks or any(root_of(a).varies for a in self.x))
+        is_over_batch = any(root_of(a).varies for a in self.r) and not any(root_of(a).varies for a in self.x)
+        return bool(self.r) and self.is_promised and (self.is_of_ranks or not is_over_batch)
+
+    @cached_property
+    def is_of_ranks(self) -> bool:
+        """Is it part of a fusion whose results are promised to be the same on any number of ranks?"""
+        return any("ranks" in root_of(a).invariant for a in (*self.x, *self.r))
 
     @cached_property
     def is_promised(self) -> bool:
