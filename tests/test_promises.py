@@ -84,6 +84,15 @@ def test_a_program_that_walks_alone_meets_nobody() -> None:
     assert source.is_cooperative
 
 
+def test_sums_over_the_batch_are_finished_as_without_a_promise() -> None:
+    """Partial results of columns whose number every call has, of which no mask asks how many there are."""
+    promised, other = (
+        planned(define("layer_norm_backward", 4096, DataType.BFloat16, p), 512)[1] for p in ("batch", None)
+    )
+    assert [s.text for s in promised] == [s.text for s in other]
+    assert [(s.contracts, t.contracts) for s, t in zip(promised, other, strict=True)] == [(False, True)]
+
+
 @pytest.mark.parametrize(("classes", "members"), [(32768, 0), (50257, 0), (65536, 4), (128256, 4), (151936, 8)])
 def test_long_rows_are_shared_whatever_their_number(classes: int, members: int) -> None:
     """Of few rows a program each leaves the machine idle; loads of odd rows take the registers of one."""

@@ -257,7 +257,7 @@ def _parted(columns: Sequence[Expr], space: Features) -> Mixed | str:
 def _columns(mixed: Mixed, splits: int) -> tuple[dict[Expr, BoundTensor], Digit]:
     """Each column reduction and its workspace ``[kept rows..., split, columns...]``, and the digit of ``split``."""
     space = mixed.space
-    split = split_of(splits)
+    split = split_of(splits, space.walked)
     kept = [(a,) for a in space.x if a not in space.walked]
     return {e: workspace(e, (*kept, (split,), *((a,) for a in space.r))) for e in mixed.columns}, split
 

@@ -277,7 +277,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
         wider = side_by_side(space, schedule.split.side_by_side)
         assert wider is not None, space
         space = wider
-    split = split_of(schedule.parts)
+    split = split_of(schedule.parts, space.r)
     axes = ((split,), *((a,) for a in space.x))
     partials = {e: workspace(e, axes) for e in segment.exprs if space.reduces(e)}
     first = storing(space, [t for t in segment.outputs if space.has_r(t)], partials, split)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
 from ..device import MAX_REGISTERS, SECTOR_BYTES, Device
-from ..ir.digits import Axis, Digit, Root
+from ..ir.digits import Axis, Digit, Root, root_of
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
@@ -134,9 +134,9 @@ def workspace(expr: Expr, axes: tuple[Axis, ...]) -> BoundTensor:
     return BoundTensor(f"{expr.output.name}_partial", carried(expr), domain)
 
 
-def split_of(parts: int) -> Digit:
-    """The digit that tells so many parts of a reduction apart."""
-    return Digit(Root("split", parts), 1, parts)
+def split_of(parts: int, reduced: Iterable[Digit]) -> Digit:
+    """The digit that tells so many parts of a reduction over ``reduced`` apart; of a batch there may be others."""
+    return Digit(Root("split", parts, varies=parts > 1 and any(root_of(a).varies for a in reduced)), 1, parts)
 
 
 def storing(
