@@ -204,10 +204,11 @@ def test_an_op_is_not_differentiated_twice() -> None:
     [
         (torch.ones(2, 9), "'x', 'shape (2, 9)', '8 along dim -1'"),
         (torch.ones(2, 8, dtype=torch.int32), "'x', 'dtype torch.int32', 'one of torch.float64"),
+        (None, "'input', 'type NoneType', 'a torch.Tensor'"),
     ],
-    ids=["size", "dtype"],
+    ids=["size", "dtype", "type"],
 )
-def test_a_bad_call_says_in_a_whole_graph_what_is_wrong(x: torch.Tensor, why: str) -> None:
+def test_a_bad_call_says_in_a_whole_graph_what_is_wrong(x: torch.Tensor | None, why: str) -> None:
     torch._dynamo.reset()  # sizes that changed before are symbols
     told = "ModuleInputError(" if torch.__version__.startswith("2.11") else f"ModuleInputError('RMSNorm', {why}"
     with pytest.raises(Unsupported, match=re.escape(told)):

@@ -224,3 +224,27 @@ def test_sums_over_rows_are_in_as_many_parts_on_any_number_of_ranks() -> None:
     parts = [[part for _, _, part, _ in sums if part > 1] for sums in found]
     assert parts[0]
     assert all(each == parts[0] for each in parts)
+
+
+def test_rows_of_any_batch_whose_sums_are_those_of_any_number_of_ranks() -> None:
+    """A batch of 2, 4 or 8 has a row in each segment."""
+    with FusionDefinition(invariant=("batch", "ranks")) as fd:
+        x = fd.define_tensor([-1, 4096], contiguity=True)
+        fd.add_output(fd.ops.mul(x, fd.ops.sum(x, [1], keepdim=True)))
+        fd.add_output(fd.ops.sum(x, [0]))
+    found: dict[int, list[tuple[object, ...]]] = {}
+    for rows in (1, 2, 3, 8, 16, 8192):
+        plan = fd.fec.plan({x: (rows, 4096)})
+        sums = [k for s in plan.segments for k in s.kernels if any(t.name == "T1g" for t in k.segment.outputs)]
+        found[rows] = [(k.schedule.order, k.schedule.is_held, k.schedule.parts, k.schedule.launch.warps) for k in sums]
+    assert len(found[1]) == 1
+    assert [rows for rows in found if found[rows] != found[8192]] == []
+
+
+def test_sums_over_heads_that_are_joined_to_a_batch_of_any_size() -> None:
+    """Three rows of four heads are no eight segments, but four."""
+    with FusionDefinition(invariant="ranks") as fd:
+        x = fd.define_tensor([-1, 4, 16], contiguity=True)
+        fd.add_output(fd.ops.sum(fd.ops.reshape(x, [-1, 16]), [0]))
+    for rows in (0, 1, 2, 3, 5, 6, 9, 12):
+        assert fd.fec.plan({x: (rows, 4, 16)}).segments

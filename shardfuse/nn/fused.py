@@ -122,6 +122,8 @@ class FusedModule(Checks, PromisingModule):
         if named and self.input_name in named:
             tensors = (named.pop(self.input_name), *tensors)
         if torch.compiler.is_compiling():
+            if tensors:
+                self.check_type(self.input_name or "input", tensors[0])
             return super().__call__(*tensors, **named)
         try:
             if not profiler._is_profiler_enabled and has_no_hooks(self):

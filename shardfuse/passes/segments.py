@@ -41,31 +41,45 @@ _COMBINED = {"sum": Pointwise("add"), "prod": Pointwise("mul")}
 def sum_in_segments(fusion: BoundFusion) -> None:
     """Cut the sums of floats of a fusion that promises the same bits on any number of ranks.
 
-    Raises PromiseError for an axis that is cut unevenly.
+    Raises PromiseError for an axis of which ranks may have parts, and which its digits do not let be cut so.
     """
     if not fusion.promises.ranks:
         return
     exprs: list[Expr] = []
+    is_whole = all(not isinstance(t, BoundTensor) or t.domain.mesh is None for t in fusion.inputs)
     for expr in fusion.exprs:
         if isinstance(expr.op, Reduce) and has_order(expr):
-            exprs += _in_segments(expr, expr.op, str(fusion.promises))
+            exprs += _in_segments(expr, expr.op, str(fusion.promises), is_whole=is_whole)
         else:
             exprs.append(expr)
     fusion.exprs = exprs
 
 
-def _in_segments(expr: Expr, op: Reduce, promise: str) -> list[Expr]:
+def _cut(axis: Axis, count: int, *, is_whole: bool) -> tuple[Axis, Axis]:
+    """``axis`` as segments, ``count`` of them, or as many fewer as its digits allow where a rank has all of it."""
+    while True:
+        try:
+            return split(axis, extent(axis) // count)
+        except CutError:
+            if not is_whole or count == 1:
+                raise
+            count //= 2
+
+
+def _in_segments(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> list[Expr]:
+    """``is_whole``: have all ranks all of it, so that another number of ranks is another definition?"""
     (x,), out = expr.tensors, expr.output
     at = min(op.axes)
     axis = x.domain.logical[at]
-    count = gcd(extent(axis), SEGMENTS)
-    if count == 1 or extent(axis) == 0:
-        return [expr]
     try:
-        outer, inner = split(axis, extent(axis) // count)
+        outer, inner = _cut(axis, gcd(extent(axis), SEGMENTS), is_whole=is_whole) if extent(axis) else ((), axis)
     except CutError as error:
-        found = f"axis {at} of {x}, which {out} = {op.name} reduces, is cut unevenly"
+        found = f"{extent(axis)} elements along axis {at} of {x}, which {out} = {op.name} reduces, come from axes "
+        found += f"or shards that {SEGMENTS} segments do not keep whole"
         raise PromiseError(promise, found, f"pad it to a multiple of {SEGMENTS} elements for each rank") from error
+    count = extent(outer)
+    if count == 1:
+        return [expr]
     build = _Builder(out, DataType.Float if out.dtype.is_low_precision else out.dtype)
     logical = (*x.domain.logical[:at], outer, inner, *x.domain.logical[at + 1 :])
     shape = tuple(extent(a) for a in logical)

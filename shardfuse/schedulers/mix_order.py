@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..device import MAX_REGISTERS, Device
-from ..ir.digits import Digit, extent, listed
+from ..ir.digits import Digit, extent, listed, root_of
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..ir.promises import SEGMENTS
@@ -51,6 +51,8 @@ def why_not(segment: Segment, device: Device) -> str | None:
     mixed = analyse_mixed(segment, device)
     if isinstance(mixed, str):
         return mixed
+    if mixed.space.is_of_ranks and any("batch" in root_of(a).invariant for a in mixed.space.x):
+        return "its rows have promised bits in any batch, whose sums are in as many segments as divide it"
     finishes = _finishes(mixed, _columns(mixed, 2)[0])
     if isinstance(finishes, str):
         return finishes
