@@ -99,6 +99,7 @@ ADVICE = {
     "ShapeError": "Broadcast, reshape or keep the reduced axis (`keepdim=True`).",
     "SharedGpuError": "Unset `SHARDFUSE_SHARED_GPU`; it is for tests of several ranks on a machine with one GPU. See [exchange](exchange.md).",
     "ShardAxisError": "Count the tensor's axes from 0, or from -1 backwards.",
+    "OutputShapeError": 'Compile with `options={"shardfuse.take": "none"}`, and report the program.',
     "ShardingError": "Pad the axis, or pass `uneven=True` to the split; [Sharding](sharding.md#saying-where-a-tensor-is) lists all placements.",
     "SimulationError": "Call `simulate` outside of any process group, with 1 rank or more.",
     "SimulationTimeoutError": "Pass a longer `timeout`, or none; the lines that it names show where ranks spend their time.",
