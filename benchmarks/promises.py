@@ -201,10 +201,11 @@ def _measured(name: str, n: int, rows: Sequence[int], seconds: float, device: to
         wrong = why_rows_differ(fusions[PROMISED], given, (1, 3, count // 2)) if count > 1 else None
         runs = {impl: _run_of(fd, given) for impl, fd in fusions.items()}
         case = f"{count}x{n}:bfloat16"
-        yield from _rows_of(name, case, moved, measure(runs, seconds / len(sizes), device), 1, wrong)
+        each = seconds / len(sizes) / (2 if device.type == "cuda" else 1)
+        yield from _rows_of(name, case, moved, measure(runs, each, device), 1, wrong)
         if device.type == "cuda":
             graphs = {impl: captured(run) for impl, run in runs.items()}
-            timed = measure(graphs, seconds / len(sizes), device)
+            timed = measure(graphs, each, device)
             yield from _rows_of(f"{name}, in a graph", case, moved, timed, EACH, wrong)
 
 

@@ -204,7 +204,7 @@ def test_an_op_is_not_differentiated_twice() -> None:
     [
         (torch.ones(2, 9), "'x', 'shape (2, 9)', '8 along dim -1'"),
         (torch.ones(2, 8, dtype=torch.int32), "'x', 'dtype torch.int32', 'one of torch.float64"),
-        (None, "'input', 'type NoneType', 'a torch.Tensor'"),
+        (None, "'the first argument', 'type NoneType', 'a torch.Tensor'"),
     ],
     ids=["size", "dtype", "type"],
 )

@@ -237,6 +237,11 @@ def root_of(d: Digit) -> Root:
     return d.base if isinstance(d.base, Root) else root_of(d.base)
 
 
+def varies(axis: Iterable[Digit]) -> bool:
+    """May another call, whose results a promise compares with this one's, have another extent of it?"""
+    return any(root_of(d).varies for d in axis)
+
+
 def overlaps(axes: Iterable[Axis]) -> bool:
     """Does one tensor hold the same part of an index twice (``x[i, i]``)?  Digits of one base must be disjoint."""
     spans: dict[Root | Digit, list[tuple[int, int]]] = {}

@@ -123,7 +123,7 @@ class FusedModule(Checks, PromisingModule):
             tensors = (named.pop(self.input_name), *tensors)
         if torch.compiler.is_compiling():
             if tensors:
-                self.check_type(self.input_name or "input", tensors[0])
+                self.check_type("the first argument", tensors[0])
             return super().__call__(*tensors, **named)
         try:
             if not profiler._is_profiler_enabled and has_no_hooks(self):

@@ -42,6 +42,7 @@ from ..ir.digits import (
     roots_of_parts,
     substitute,
     unify,
+    varies,
 )
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
@@ -372,8 +373,3 @@ class _Binder:
                 )
             found[name] = self.fresh(n)
         return [[found[name] for name in names] for names in signature.outputs]
-
-
-def varies(axis: Axis) -> bool:
-    """May another call, whose results a promise compares with this one's, have another extent of it?"""
-    return any(root_of(d).varies for d in axis)

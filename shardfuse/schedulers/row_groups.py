@@ -83,7 +83,7 @@ def held_by_group(space: Features) -> Schedule:
     device, tuned = space.device, space.tuned.groups
     members, warps, registers = _rows_alone(space)
     schedule = Schedule(Tile(1, warps * WARP * space.width), launch=Launch(warps, registers=registers))
-    group = _filling(schedule, members, space, resident(device, warps, registers), schedule.reduced)
+    group = _filling(schedule, members, space, resident(device, warps, registers), schedule.reduced, space.kept)
     is_once = group.at_once >= space.kept
     exchange = Immediate(prefetches=not is_once and registers > device.bound(tuned.few_resident))
     return replace(schedule, group=replace(group, exchange=exchange))
@@ -98,7 +98,9 @@ def columns_held_by_group(space: Features) -> Schedule:
     wide = device.bound(space.tuned.groups.wide_resident)
     if members == 2 and space.kept // columns >= resident(device, LONG_WARPS, wide):
         return schedule.with_registers(None)  # 64 x 2048 x 7 x 7's gradient: 24 us on an H200, by groups of 2 42
-    return _shared(schedule, _filling(schedule, members, space, resident(device, LONG_WARPS, registers), block))
+    return _shared(
+        schedule, _filling(schedule, members, space, resident(device, LONG_WARPS, registers), block, space.kept)
+    )
 
 
 def _shared(schedule: Schedule, group: Group) -> Schedule:
@@ -179,7 +181,7 @@ def _filled(space: Features, schedule: Schedule, warps: int) -> Group:
     copied = turn_bytes(space, schedule) * max(schedule.launch.stages - 1, 1)
     by_shared = max(resident_copies(device, copied), device.multiprocessors)
     programs = min(resident(device, own, device.bound(warps, own)), by_shared)
-    return _filling(schedule, 1, space, programs, space.tuned.groups.turns * schedule.reduced, is_loop=True)
+    return _filling(schedule, 1, space, programs, space.tuned.groups.turns * schedule.reduced, space.kept_to_fill)
 
 
 def _is_for_wider(schedule: Schedule, group: Group, space: Features) -> bool:
@@ -197,11 +199,9 @@ def _narrowed(schedule: Schedule, lanes: int) -> Schedule:
     return schedule.sized(kept=lanes, reduced=schedule.reduced * schedule.kept // lanes)
 
 
-def _filling(
-    schedule: Schedule, members: int, space: Features, programs: int, least: int, *, is_loop: bool = False
-) -> Group:
-    """A group of ``members``, or of more, if all rows at once leave programs idle and each still gets ``least``."""
-    rows = schedule.blocks(space.kept_to_fill if is_loop else space.kept)
+def _filling(schedule: Schedule, members: int, space: Features, programs: int, least: int, kept: int) -> Group:
+    """A group of ``members``, or of more, if ``kept`` at once leave programs idle and each still gets ``least``."""
+    rows = schedule.blocks(kept)
     while members < MAX_MEMBERS and 2 * members * rows <= programs and space.reduced >= 2 * members * least:
         members *= 2
     return Group(members, programs)

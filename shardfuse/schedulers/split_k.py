@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 from ..device import MAX_REGISTERS, SECTOR_BYTES, Device
-from ..ir.digits import Axis, Digit, Root, root_of
+from ..ir.digits import Axis, Digit, Root, varies
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
@@ -136,7 +136,7 @@ def workspace(expr: Expr, axes: tuple[Axis, ...]) -> BoundTensor:
 
 def split_of(parts: int, reduced: Iterable[Digit]) -> Digit:
     """The digit that tells so many parts of a reduction over ``reduced`` apart; of a batch there may be others."""
-    return Digit(Root("split", parts, varies=parts > 1 and any(root_of(a).varies for a in reduced)), 1, parts)
+    return Digit(Root("split", parts, varies=parts > 1 and varies(reduced)), 1, parts)
 
 
 def storing(

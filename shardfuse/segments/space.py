@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from ..device import WARP
-from ..ir.digits import Axis, CutError, Digit, Root, extent, listed, refine, root_of
+from ..ir.digits import Axis, CutError, Digit, Root, extent, listed, refine, root_of, varies
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
@@ -68,18 +68,18 @@ class Space:
 
         A sum over the batch itself, of columns of which every call has as many, follows it by definition.
         """
-        is_over_batch = any(root_of(a).varies for a in self.r) and not any(root_of(a).varies for a in self.x)
-        return bool(self.r) and self.is_promised and (self.is_of_ranks or not is_over_batch)
+        is_over_batch = varies(self.r) and not varies(self.x)
+        return bool(self.r) and self.is_promised and ("ranks" in self.promised or not is_over_batch)
 
     @cached_property
-    def is_of_ranks(self) -> bool:
-        """Is it part of a fusion whose results are promised to be the same on any number of ranks?"""
-        return any("ranks" in root_of(a).invariant for a in (*self.x, *self.r))
+    def promised(self) -> frozenset[str]:
+        """With what results of the fusion that it is part of are promised not to change (``Root.invariant``)."""
+        return frozenset(name for a in (*self.x, *self.r) for name in root_of(a).invariant)
 
-    @cached_property
+    @property
     def is_promised(self) -> bool:
         """Is it part of a fusion that promises bits?  Then a product and a sum are two roundings, wherever they are."""
-        return any(root_of(a).invariant for a in (*self.x, *self.r))
+        return bool(self.promised)
 
     @property
     def reduced(self) -> int:
