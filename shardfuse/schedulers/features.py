@@ -52,7 +52,8 @@ class Features(Space):
     def kept_to_fill(self) -> int:
         """Kept elements that are to fill the machine: of rows that are promised their bits as many, whatever there are.
 
-        Rows that are too odd for wide loads take all registers of a program: for them many rows are to fill it.
+        Rows that are too odd for wide loads take all registers of a program: for them many rows are to fill it.  Cross
+        entropy of 512 x 50257, bfloat16, took 72 us on an H200 with a program a row, by groups of 2 99.
         """
         is_few = self.is_invariant and self.is_inner and not any(self.is_odd(t.dtype) for t in self.streamed)
         return min(self.kept, self.tuned.invariant_rows.few) if is_few else self.kept

@@ -22,7 +22,7 @@ from ..device import MAX_REGISTERS, Device
 from ..ir.digits import Digit, extent, listed
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
-from ..ir.promises import SEGMENTS
+from ..ir.promises import INVARIANTS, SEGMENTS
 from ..segments.added_sums import added_sums
 from ..segments.segment import Atoms, Segment, segment_of
 from ..segments.space import Space, cut_into_atoms, storage_order
@@ -51,7 +51,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     mixed = analyse_mixed(segment, device)
     if isinstance(mixed, str):
         return mixed
-    if mixed.space.promised == {"batch", "ranks"}:
+    if mixed.space.promised.issuperset(INVARIANTS):
         return "its rows have promised bits in any batch, whose sums are in as many segments as divide it"
     finishes = _finishes(mixed, _columns(mixed, 2)[0])
     if isinstance(finishes, str):
