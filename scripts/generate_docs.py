@@ -121,6 +121,7 @@ RULES = {
     Rule.LOGICAL: "Bool to Bool",
     Rule.WHERE: "Bool, P and P to P",
     Rule.COMPLEX: "float32 or float64 to complex",
+    Rule.DRAW: "Int to float32",
     Rule.REAL: "P to P, complex to its real type",
 }
 

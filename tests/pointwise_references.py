@@ -17,7 +17,7 @@ from torch.nn import functional
 Kind = Literal["same", "float", "test", "logical", "where", "real", "complex", "step"]
 """What becomes of operands.
 
-same: they are promoted; float: integers become float32; test: the result is a bool; logical: they become bool; where:
+same: they are promoted; float: integers become float32; test: the result is of the same type for all; logical: they become bool; where:
 the first is a bool; real: complex numbers give real ones; complex: they are the parts of a complex number; step: the
 result is the next number of the type itself.
 """
@@ -70,6 +70,27 @@ def _shifted_with_zeros(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     ]
     signed = [v - (1 << bits) if dtype is not torch.uint8 and v >> (bits - 1) else v for v in found]
     return torch.tensor(signed, dtype=dtype, device=x.device).reshape(both[0].shape)
+
+
+def _philox_uniform(seed: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Element by element in Python's integers, as ``triton.language.random`` has it."""
+    both = torch.broadcast_tensors(seed, index)
+    if seed.is_floating_point() or index.is_floating_point():
+        raise TypeError("keys and counters are integers")
+    found = [_first_word(int(k) % (1 << 64), int(i) % (1 << 32)) for k, i in zip(*(t.flatten().tolist() for t in both), strict=True)]
+    folded = [w if w < 1 << 31 else (1 << 32) - 1 - w for w in found]
+    scale = torch.tensor(4.6566127342e-10, dtype=torch.float32)
+    return (torch.tensor(folded, dtype=torch.int32, device=seed.device).float() * scale).reshape(both[0].shape)
+
+
+def _first_word(seed: int, index: int) -> int:
+    """Of Philox 4x32-10, for the counter (index, 0, 0, 0)."""
+    c, k = [index, 0, 0, 0], [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [b >> 32 ^ c[1] ^ k[0], b & 0xFFFFFFFF, a >> 32 ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c[0]
 
 
 def _lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -126,6 +147,7 @@ REFERENCES: dict[str, Reference] = {
     "trunc_div": Reference(lambda a, b: torch.div(a, b, rounding_mode="trunc"), "same", NUMBERS),
     "floor_div": Reference(lambda a, b: torch.div(a, b, rounding_mode="floor"), "same", NUMBERS),
     "logical_right_shift": Reference(_shifted_with_zeros, "same", INTEGERS),
+    "philox_uniform": Reference(_philox_uniform, "test", (*INTEGERS, torch.bool)),
     "lerp": Reference(_lerp, "same", NUMBERS),
     "threshold": Reference(_threshold, "same", ALL),
     "addcmul": Reference(_addcmul, "same", ALL),

@@ -14,7 +14,7 @@ from shardfuse.executor import binaries
 from shardfuse.executor.binaries import Asked, Binary, binary_of
 from shardfuse.executor.cache import LRUCache
 
-ASKED = Asked("the text", "kernel", (torch.float32, torch.float32), "dqq", (("num_warps", 4),), (9, 0))
+ASKED = Asked("the text", "kernel", (torch.float32, torch.float32), "ww", "dqq", (("num_warps", 4),), (9, 0))
 IMAGE = b"\x00\n\xff cubin \n\n"
 
 
@@ -32,7 +32,7 @@ def never() -> Any:
 
 def test_a_kernel_is_compiled_once(tmp_path: Path) -> None:
     made = binary_of(ASKED, tmp_path, by_triton)
-    assert made == Binary("kernel", 2, "dqi", 128, 512, IMAGE)
+    assert made == Binary("kernel", "dqi", 128, 512, IMAGE)
     assert binary_of(ASKED, tmp_path, never) == made
 
 
@@ -51,6 +51,7 @@ def test_what_tells_kernels_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     changed = {
         "text": "another",
         "pointers": (torch.float32, torch.float16),
+        "alignments": "we",
         "options": (("num_warps", 8),),
         "capability": (10, 0),
     }
@@ -74,7 +75,7 @@ def test_what_only_triton_launches(tmp_path: Path, other: dict[str, object]) -> 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert binary_of(ASKED, tmp_path / "file", by_triton) == Binary("kernel", 2, "dqi", 128, 512, IMAGE)
+    assert binary_of(ASKED, tmp_path / "file", by_triton) == Binary("kernel", "dqi", 128, 512, IMAGE)
 
 
 def test_settings_of_the_compiler() -> None:

@@ -22,7 +22,7 @@ from shardfuse.executor.cache import LRUCache
 from shardfuse.frontend.script import definition_script
 
 GPU = torch.device("cuda", 0)
-ASKED = Asked("the text", "kernel", (torch.float32,), "", (("num_warps", 4),), (9, 0))
+ASKED = Asked("the text", "kernel", (torch.float32,), "w", "", (("num_warps", 4),), (9, 0))
 APART = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1]))()"
 """What a worker does, which has no GPU and has imported nothing."""
 
@@ -120,7 +120,7 @@ def test_workers_that_do_nothing_are_waited_for_once(monkeypatch: pytest.MonkeyP
         return wait_of_python(futures, 0.01)
 
     wait_of_python = compile_workers.wait
-    others = [Asked(f"{k}", "kernel", (), "", (), (9, 0)) for k in range(3)]
+    others = [Asked(f"{k}", "kernel", (), "", "", (), (9, 0)) for k in range(3)]
     for asked in others:
         compile_workers.begin(asked, tmp_path, kernel.compile_apart, workers.submit)
     monkeypatch.setattr(compile_workers, "wait", wait)

@@ -49,7 +49,7 @@ class Fake:
     def slots(self, count: int) -> list[int]:
         return list((ctypes.c_uint64 * 16).in_dll(self.symbols, "last_slots")[:count])
 
-    def launcher(self, pointers: int, types: str = "", fixed_types: str = "", fixed: tuple[int, ...] = (),
+    def launcher(self, alignments: str, types: str = "", fixed_types: str = "", fixed: tuple[int, ...] = (),
                  cooperative: bool = False) -> Callable[..., None]:  # fmt: skip
         def otherwise(*given: object) -> None:
             self.otherwise.append(given)
@@ -57,9 +57,9 @@ class Fake:
         def failed(message: str) -> NoReturn:
             raise KernelLaunchError("kernel", message, 7, 128, 64)
 
-        ctypes.c_uint64.in_dll(self.symbols, "wanted_slots").value = pointers + len(types) + len(fixed) + 2
+        ctypes.c_uint64.in_dll(self.symbols, "wanted_slots").value = len(alignments) + len(types) + len(fixed) + 2
         return self.driver.launcher(
-            4096, 3, 7, 128, 64, cooperative, pointers, types, fixed_types, fixed, otherwise, failed
+            4096, 3, 7, 128, 64, cooperative, alignments, types, fixed_types, fixed, otherwise, failed
         )
 
 
@@ -83,7 +83,7 @@ def aligned(offset: int = 0) -> torch.Tensor:
 
 def test_what_a_launch_hands_over(fake: Fake) -> None:
     a, b = aligned(), aligned()
-    launch = fake.launcher(2, "dqi", "qi", (1 << 40, 5))
+    launch = fake.launcher("ww", "dqi", "qi", (1 << 40, 5))
     before = fake["launches"]
     launch(0x1234, a, b, 2.5, -3, -7)
     assert fake["launches"] == before + 1
@@ -98,24 +98,34 @@ def test_what_a_launch_hands_over(fake: Fake) -> None:
 
 
 def test_programs_that_wait_for_each_other_are_launched_together(fake: Fake) -> None:
-    fake.launcher(1, cooperative=True)(0, aligned())
+    fake.launcher("w", cooperative=True)(0, aligned())
     assert (fake["last_attributes"], fake["last_attribute"], fake["last_value"]) == (1, 2, 1)
     fake["status"] = 720
     with pytest.raises(KernelLaunchError, match=r"7 programs .* too many blocks in cooperative launch"):
-        fake.launcher(1, cooperative=True)(0, aligned())
+        fake.launcher("w", cooperative=True)(0, aligned())
 
 
 @pytest.mark.parametrize("stream", [0, None])
 def test_what_goes_through_tritons_own_entry(fake: Fake, stream: int | None) -> None:
-    launch, before = fake.launcher(2, "q"), fake["launches"]
+    launch, before = fake.launcher("ww", "q"), fake["launches"]
     given = (aligned(), aligned(8 if stream == 0 else 0), 4)
     launch(stream, *given)
     assert fake.otherwise == [given]
     assert fake["launches"] == before
 
 
+def test_one_number_may_lie_anywhere(fake: Fake) -> None:
+    launch, before = fake.launcher("we"), fake["launches"]
+    given = (aligned(), aligned(8))
+    launch(0, *given)
+    assert (fake.otherwise, fake["launches"]) == ([], before + 1)
+    assert fake.slots(2) == [x.data_ptr() for x in given]
+    launch(0, *reversed(given))
+    assert fake.otherwise == [given[::-1]]
+
+
 def test_numbers_that_do_not_fit(fake: Fake) -> None:
-    launch, before = fake.launcher(1, "i"), fake["launches"]
+    launch, before = fake.launcher("w", "i"), fake["launches"]
     for number, error in ((1 << 31, OverflowError), (1.5, TypeError)):
         with pytest.raises(error):
             launch(0, aligned(), number)
@@ -126,19 +136,19 @@ def test_numbers_that_do_not_fit(fake: Fake) -> None:
     with pytest.raises(OverflowError):
         launch(0, -16, 5)
     with pytest.raises(ValueError, match="a type for each number"):
-        fake.launcher(1, "", "q", (1, 2))
+        fake.launcher("w", "", "q", (1, 2))
     assert fake["launches"] == before
 
 
 def test_a_thread_without_a_context_gets_one(fake: Fake) -> None:
     fake.symbols.leave()
     entered = fake["entered"]
-    fake.launcher(1)(0, aligned())
+    fake.launcher("w")(0, aligned())
     assert fake["entered"] == entered + 1
 
 
 def test_threads_launch_at_once(fake: Fake) -> None:
-    launch, before, errors = fake.launcher(1, "q"), fake["launches"], list[BaseException]()
+    launch, before, errors = fake.launcher("w", "q"), fake["launches"], list[BaseException]()
 
     def run() -> None:
         try:
@@ -268,7 +278,7 @@ class Pair:
 
     def __init__(self, fake: Fake) -> None:
         self.fake = fake
-        self.launches = (fake.launcher(2), fake.launcher(1, "q"))
+        self.launches = (fake.launcher("ww"), fake.launcher("w", "q"))
         self.launch = fake.driver.batch(self.launches)
         (ctypes.c_uint64 * 8).in_dll(fake.symbols, "wanted_of_node")[:2] = [4, 4]
 
@@ -345,7 +355,7 @@ def test_errors_of_a_batch(pair: Pair) -> None:
     pair.fake["status"] = 5
     with pytest.raises(KernelLaunchError, match="it is refused"):
         pair.launch(0, a, a, a, 1)
-    for wrong in (print, pair.launch, pair.fake.launcher(1, cooperative=True)):
+    for wrong in (print, pair.launch, pair.fake.launcher("w", cooperative=True)):
         with pytest.raises(TypeError, match="no launch that a batch may hold"):
             pair.fake.driver.batch((pair.launches[0], wrong))
 

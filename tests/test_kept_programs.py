@@ -30,7 +30,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     def compiled(self: Kernel, device: torch.device) -> None:
         types = "".join("d" if s.dtype.is_floating else "q" for s in self.source.scalars)
         types += "q" * len(self.source.integers)
-        binary = Binary("kernel", len(self._pointers()), types, 32 * self.source.num_warps, 0, b"")
+        binary = Binary("kernel", types, 32 * self.source.num_warps, 0, b"")
         self._ready = _Ready(found.driver, binary, 4096, 0)
 
     monkeypatch.setattr(Kernel, "compile", compiled)

@@ -159,7 +159,7 @@ _ON_FLOAT32 = ("erf", "sigmoid")
 """Functions that are faster than Triton's own of these names."""
 _WITH_ASSEMBLY = ("sigmoid",)
 """What Triton's interpreter does not run."""
-_CALLED = ("power_of_two", "erf_for_one", "rough_erfc", "rough_gelu_slope", "gelu")
+_CALLED = ("power_of_two", "erf_for_one", "rough_erfc", "rough_gelu_slope", "gelu", "philox_uniform")
 """What forms call by these names."""
 
 

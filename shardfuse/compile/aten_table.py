@@ -18,6 +18,7 @@ from .aten_pointwise import COSTLY, pointwise_table
 from .aten_reductions import reduction_table
 from .aten_shapes import factory_table, shape_table, view_table
 from .compile_errors import UntranslatableError
+from .random_op import random_table
 from .translation import Rule, Translation, checked, known, tensor_of
 
 
@@ -42,7 +43,7 @@ def aten_ops() -> AtenOps:
     """Asked for where a graph is compiled: by then Inductor has made its own prims."""
     pointwise, reductions = pointwise_table(), reduction_table()
     views, shapes, factories = view_table(), shape_table(), factory_table()
-    rules = {**pointwise, **reductions, **views, **shapes, **collective_table()}
+    rules = {**pointwise, **reductions, **views, **shapes, **collective_table(), **random_table()}
     kinds = map(frozenset, (reductions, views, factories, pointwise, COSTLY))
     return AtenOps(rules, *kinds)
 

@@ -19,7 +19,10 @@ from typing import Any, cast
 import torch
 from torch.fx import Node
 
-from .translation import tensor_of
+from ..ir.dtype import DataType
+from ..ir.tensor_view import TensorView
+from .compile_errors import UntranslatableError
+from .translation import Rule, Size, Translation, known, tensor_of
 
 
 def draws_as_rand(node: Node) -> bool:
@@ -32,6 +35,34 @@ def draws_as_rand(node: Node) -> bool:
     if config.fallback_random or getattr(config, "align_random_eager", False):
         return False
     return not numbers_blocks(tensor_of(node).device) or _is_of_this_graph(cast(Node, node.args[1]))
+
+
+def random_table() -> dict[object, Rule]:
+    """Inductor's draws, as ops of shardfuse."""
+    return {torch.ops.prims.inductor_random.default: _drawn}
+
+
+def _drawn(t: Translation, node: Node) -> TensorView:
+    """The same numbers: each of its place in the contiguous tensor, and of the seed."""
+    if not draws_as_rand(node) or not draws_as_kernels(tensor_of(node).device):
+        raise UntranslatableError("inductor_random", node.args[2:], "uniform numbers, each by its place, on a GPU")
+    shape = tensor_of(node).shape
+    given = cast(Sequence[object], node.args[0])
+    sizes: list[Size] = [known(n) if known(n) >= 0 else t.size(g) for g, n in zip(given, shape, strict=True)]
+    count: Any = 1
+    for n in sizes:
+        count = t.ops.mul(count, n) if not isinstance(count, int) or not isinstance(n, int) else count * n
+    return t.ops.philox_uniform(t.tensor(node.args[1]), t.ops.reshape(t.ops.iota(count, dtype=DataType.Int), sizes))
+
+
+def draws_as_kernels(device: torch.device) -> bool:
+    """Does Inductor draw by ``tl.rand`` there?  On a CPU its numbers are others."""
+    return device.type == "cuda"
+
+
+def is_seed(node: Node) -> bool:
+    """Is it one of the seeds of Inductor's draws?"""
+    return node.target is torch.ops.prims.inductor_lookup_seed.default
 
 
 def _is_of_this_graph(seed: Node) -> bool:

@@ -35,6 +35,7 @@ from ..ir.op import View
 from ..ir.tensor_view import TensorView
 from .aten_table import is_view, translate
 from .compile_errors import UntranslatableError
+from .random_op import is_seed
 from .rank_region_op import RANK_REGION
 from .region_op import REGION
 from .regions import Region, epochs, expression_of, is_fusable, ordered_nodes
@@ -109,6 +110,7 @@ def _put_in(
     at = place[next(iter(region.collectives), region.nodes[0])]  # collectives keep their order
     inputs, numbers = ([now.get(n, n) for n in given] for given in (region.inputs, program.numbers))
     with graph.inserting_before(region.nodes[0]):
+        inputs = [_as_view(graph, n, place) for n in inputs]
         sizes: list[Any] = []
         for out in region.outputs:
             sizes += [_size(graph, [*numbers, *inputs], n, place, at) for n in tensor_of(out).shape]
@@ -134,6 +136,15 @@ def _put_in(
     for n in reversed(region.replaced):
         graph.erase_node(n)
     now.update(replaced)
+
+
+def _as_view(graph: Graph, node: Node, place: dict[Node, tuple[int, ...]]) -> Node:
+    """Instead of a seed that is looked up, which is a kernel of one element, the view of it among all seeds."""
+    if not is_seed(node):
+        return node
+    view = graph.call_function(torch.ops.aten.select.int, (node.args[0], 0, node.args[1]))
+    view.meta["val"], place[view] = tensor_of(node), place[node]
+    return view
 
 
 def _size(

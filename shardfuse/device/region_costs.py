@@ -59,13 +59,13 @@ UNCONFIRMED_SHARE = 0.1
 took 66."""
 INDUCTOR_FINISH_US = 7.0
 """Of what adds up columns behind rows and columns at once, for each result: 6 to 10 for 768 to 1024 columns."""
-HEAVY = {"erf": 15, "tanh": 35, "exp": 8, "log": 8, "sigmoid": 12, "pow": 12, "div": 4, "reciprocal": 4, "sqrt": 4}
+RANDOM = 40
+"""Instructions of a random number: ten rounds of Philox."""
+HEAVY = {"philox_uniform": RANDOM, "inductor_random": RANDOM, "erf": 15, "tanh": 35, "exp": 8, "log": 8, "sigmoid": 12, "pow": 12, "div": 4, "reciprocal": 4, "sqrt": 4}
 """Instructions of an element in shardfuse's kernels; of other ops 1."""
 INDUCTOR_HEAVY = {**HEAVY, "erf": 40}
 """In Inductor's, whose ``erf`` is libdevice's: GELU with a bias and a scale took 214 us for 134 million elements, 140
 for 84 million, GELU alone 53 for 34 million, all 6.3e5 in a microsecond; its gradient, 34 million, 54 to 68."""
-RANDOM = 40
-"""Instructions of a random number: ten rounds of Philox."""
 INDUCTOR_MIXED_SHARE = 0.72
 """Of a kernel of Inductor's that reduces rows and columns at once: 0.55 to 0.72 was measured."""
 SPLIT_ROWS, SPLIT_ELEMENTS = H200.filling, 8192

@@ -26,14 +26,13 @@ _TYPES = {"i32": "i", "i64": "q", "fp64": "d"}
 
 @dataclass(frozen=True)
 class Binary:
-    """name: of the function in ``image``, a cubin.  pointers: how many of its parameters are, the first ones.
+    """name: of the function in ``image``, a cubin.
 
-    types: of the numbers behind them, a letter each as ``Driver.launcher`` has them.  threads: of a program.
+    types: of the numbers behind its pointers, a letter each as ``Driver.launcher`` has them.  threads: of a program.
     shared: bytes of a program.
     """
 
     name: str
-    pointers: int
     types: str
     threads: int
     shared: int
@@ -44,13 +43,15 @@ class Binary:
 class Asked:
     """What a kernel is compiled from.  text, name: its source, and the function in there.
 
-    pointers: the element type of each pointer, all of them aligned.  numbers: behind them, ``d`` for a float, ``q`` for
-    an integer, of the types that the text says.  options: of Triton.  capability: of the device.
+    pointers: the element type of each.  alignments: of each a letter, ``w`` for whole words of 16 bytes, ``e`` for the
+    element's own.  numbers: behind them, ``d`` for a float, ``q`` for an integer, of the types that the text says.
+    options: of Triton.  capability: of the device.
     """
 
     text: str
     name: str
     pointers: tuple[torch.dtype, ...]
+    alignments: str
     numbers: str
     options: tuple[tuple[str, int], ...]
     capability: tuple[int, int]
@@ -89,7 +90,7 @@ def _from_triton(compiled: Any) -> Binary | None:
     if not is_plain or found.num_ctas != 1 or None in types:
         return None
     letters = "".join(cast("list[str]", types))
-    return Binary(found.name, pointers, letters, _WARP * found.num_warps, found.shared, compiled.asm["cubin"])
+    return Binary(found.name, letters, _WARP * found.num_warps, found.shared, compiled.asm["cubin"])
 
 
 def _written(binary: Binary) -> bytes:

@@ -60,6 +60,7 @@ struct Launch {
     Attribute cooperative;
     int device;
     Py_ssize_t pointers, numbers, slots;
+    char *alignments;  /* of the pointers: a letter each, w whole words of 16 bytes, e any */
     char *types;       /* of the numbers that a call hands over: i int32, q int64, d float64 */
     uint64_t *fixed;   /* the slots behind them */
     PyObject *otherwise, *failed;
@@ -167,7 +168,7 @@ int fill_launch(const Launch *l, PyObject *const *given, uint64_t *values) {
         values[k] = PyLong_AsUnsignedLongLong(address);
         Py_DECREF(address);
         if (PyErr_Occurred()) return -1;
-        if (values[k] % ALIGNMENT) return 0;
+        if (l->alignments[k] == 'w' && values[k] % ALIGNMENT) return 0;
     }
     for (Py_ssize_t k = 0; k < l->numbers; k++)
         if (!number(l->types[k], given[l->pointers + k], &values[l->pointers + k])) return -1;
@@ -320,6 +321,7 @@ static void release(PyObject *capsule) {
     Launch *l = PyCapsule_GetPointer(capsule, LAUNCH);
     Py_XDECREF(l->otherwise);
     Py_XDECREF(l->failed);
+    free(l->alignments);
     free(l->types);
     free(l->fixed);
     free(l);
@@ -336,15 +338,14 @@ static PyMethodDef launch_method = {"launch", (PyCFunction)(void (*)(void))launc
 
 static PyObject *launcher(PyObject *module, PyObject *arguments) {
     PyObject *fixed, *otherwise, *failed;
-    const char *types, *fixed_types;
+    const char *alignments, *types, *fixed_types;
     unsigned long long function;
     unsigned grid, threads, shared;
     int device, cooperative;
-    Py_ssize_t pointers;
-    if (!PyArg_ParseTuple(arguments, "KiIIIpnssO!OO", &function, &device, &grid, &threads, &shared, &cooperative,
-                          &pointers, &types, &fixed_types, &PyTuple_Type, &fixed, &otherwise, &failed))
+    if (!PyArg_ParseTuple(arguments, "KiIIIpsssO!OO", &function, &device, &grid, &threads, &shared, &cooperative,
+                          &alignments, &types, &fixed_types, &PyTuple_Type, &fixed, &otherwise, &failed))
         return NULL;
-    Py_ssize_t numbers = (Py_ssize_t)strlen(types), behind = PyTuple_GET_SIZE(fixed);
+    Py_ssize_t pointers = (Py_ssize_t)strlen(alignments), numbers = (Py_ssize_t)strlen(types), behind = PyTuple_GET_SIZE(fixed);
     if (behind != (Py_ssize_t)strlen(fixed_types)) return PyErr_Format(PyExc_ValueError, "a type for each number");
     Launch *l = calloc(1, sizeof *l);
     PyObject *capsule = l ? PyCapsule_New(l, LAUNCH, release) : NULL;
@@ -352,6 +353,7 @@ static PyObject *launcher(PyObject *module, PyObject *arguments) {
         free(l);
         return PyErr_NoMemory();
     }
+    l->alignments = strdup(alignments);
     l->types = strdup(types);
     l->fixed = calloc((size_t)behind + 2, sizeof *l->fixed); /* a kernel's last two parameters are null pointers */
     l->otherwise = Py_NewRef(otherwise);

@@ -91,14 +91,15 @@ class Driver(Protocol):
 
     def launcher(
         self, function: int, device: int, grid: int, threads: int, shared: int, cooperative: bool,
-        pointers: int, types: str, fixed_types: str, fixed: tuple[int, ...],
+        alignments: str, types: str, fixed_types: str, fixed: tuple[int, ...],
         otherwise: Callable[..., object], failed: Callable[[str], object],
     ) -> Callable[..., None]:  # fmt: skip
-        """``launch(stream, *tensors, *numbers)``: ``pointers`` tensors or addresses, a number for each of ``types``.
+        """``launch(stream, *tensors, *numbers)``: a tensor or an address for each of ``alignments``, a number for each
+        of ``types``.
 
-        types: ``i`` int32, ``q`` int64, ``d`` float64.  fixed, fixed_types: numbers behind them, the same in every
-        launch.  Where a tensor is not aligned to 16 bytes, or stream is ``None``, ``otherwise(*tensors, *numbers)``
-        is called instead.  failed: is called with the driver's words and raises.
+        alignments: ``w`` to 16 bytes, ``e`` any.  types: ``i`` int32, ``q`` int64, ``d`` float64.  fixed, fixed_types:
+        numbers behind them, the same in every launch.  Where a tensor is not aligned so, or stream is ``None``,
+        ``otherwise(*tensors, *numbers)`` is called instead.  failed: is called with the driver's words and raises.
         """
         ...
 

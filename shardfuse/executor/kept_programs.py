@@ -21,15 +21,16 @@ from .driver import open_driver
 from .host_program import DEVICE_CALLS, Program, bound_text, device_calls
 from .kernel import Kernel
 
-_FORM = 2
+_FORM = 3
 """Of what is written: another one is not read."""
 
 
 @dataclass(frozen=True)
 class _Typed:
-    """Stands for a tensor or a number of a kernel, of which nothing but the type is asked."""
+    """Stands for a tensor or a number of a kernel, of which nothing else is asked."""
 
     dtype: DataType
+    ndim: int = 0
 
 
 def as_data(program: Program) -> bytes | None:
@@ -79,12 +80,12 @@ def from_data(content: bytes, device: torch.device, directory: Path) -> Program 
 def _described(source: KernelSource) -> dict[str, Any]:
     """All but its schedule and its accesses, which say how its text was written."""
     plain = replace(source, tensors=(), scalars=(), schedule=None, accesses=())
-    types = {"tensors": source.tensors, "scalars": source.scalars}
-    return asdict(plain) | {name: [value.dtype.name for value in values] for name, values in types.items()}
+    tensors = [(t.dtype.name, t.ndim) for t in source.tensors]
+    return asdict(plain) | {"tensors": tensors, "scalars": [s.dtype.name for s in source.scalars]}
 
 
 def _source(found: Mapping[str, Any]) -> KernelSource:
     given: dict[str, Any] = {**found, "integers": tuple(found["integers"])}
-    for name in ("tensors", "scalars"):
-        given[name] = tuple(_Typed(DataType[t]) for t in found[name])
+    given["tensors"] = tuple(_Typed(DataType[t], ndim) for t, ndim in found["tensors"])
+    given["scalars"] = tuple(_Typed(DataType[t]) for t in found["scalars"])
     return KernelSource(**given)

@@ -107,7 +107,7 @@ class Kernel:
             numbers = len(source.scalars)
             launch = driver.launcher(
                 function, device, source.grid, binary.threads, binary.shared, source.is_cooperative,
-                binary.pointers, binary.types[:numbers], binary.types[numbers:], source.integers,
+                self._alignments(), binary.types[:numbers], binary.types[numbers:], source.integers,
                 otherwise, self._refused,
             )  # fmt: skip
         return launch
@@ -146,11 +146,17 @@ class Kernel:
         source = self.source
         numbers = "".join("d" if s.dtype.is_floating else "q" for s in source.scalars) + "q" * len(source.integers)
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-        return Asked(source.text, source.name, self._pointers(), numbers, tuple(self._options.items()), capability)
+        options = tuple(self._options.items())
+        return Asked(source.text, source.name, self._pointers(), self._alignments(), numbers, options, capability)
 
     def _pointers(self) -> tuple[torch.dtype, ...]:
         """The element type of each pointer, the first arguments."""
         return (*[torch.int64] * bool(self.source.mailbox), *(t.dtype.torch for t in self.source.tensors))
+
+    def _alignments(self) -> str:
+        """Of each pointer, as ``Asked`` has them: one number is read alone, wherever among others it lies."""
+        of_tensors = ("w" if t.ndim else "e" for t in self.source.tensors)
+        return "w" * bool(self.source.mailbox) + "".join(of_tensors)
 
     def _through_triton(self, source: KernelSource) -> Launch:
         """Triton's own entry, which takes no stream, any alignment, and whatever has hooked launches."""
@@ -216,7 +222,8 @@ def _compiled(asked: Asked, directory: Path) -> Any:
     from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
 
     remember_triton_key(directory)
-    tensors = [torch.empty(1, dtype=dtype, device="meta") for dtype in asked.pointers]
+    held_to = zip(asked.pointers, asked.alignments, strict=True)
+    tensors = [_Address(0 if alignment == "w" else dtype.itemsize, dtype) for dtype, alignment in held_to]
     numbers = [0.5 if kind == "d" else 3 for kind in asked.numbers]  # the text says their types
     function = load_function(asked.text, asked.name, directory)
     try:

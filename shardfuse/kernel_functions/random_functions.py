@@ -7,11 +7,16 @@ import triton
 import triton.language as tl
 
 
-# One 64-bit product for what ``tl.philox`` takes two instructions for.
 @triton.jit
 def philox(seed, offset, index):
     """Philox 4x32-10: four random words for the key ``seed`` and the counter ``(index, offset)``."""
-    seed, offset = tl.full([], seed, tl.int64), tl.full([], offset, tl.int64)
+    return philox_words(tl.full([], seed, tl.int64), tl.full([], offset, tl.int64), index)
+
+
+# One 64-bit product for what ``tl.philox`` takes two instructions for.
+@triton.jit
+def philox_words(seed, offset, index):
+    """What ``philox`` gives, of tensors."""
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c0, c1 = index.to(tl.uint32), (index >> 32).to(tl.uint32)
     c2, c3 = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
@@ -49,6 +54,15 @@ def uniform_run(seed, offset, index, BITS: tl.constexpr, RUN: tl.constexpr):
         a, b, c, d = tl.join(a, e), tl.join(b, f), tl.join(c, g), tl.join(d, h)
     words = tl.join(tl.join(a, c), tl.join(b, d))
     return (words >> (32 - BITS)).to(tl.float32) * (1.0 / (1 << BITS))
+
+
+@triton.jit
+def philox_uniform(seed, index):
+    """In [0, 1): ``tl.rand`` of both, of which it takes the low 32 bits of ``index``."""
+    zero = tl.full([], 0, tl.int64)
+    word, _, _, _ = philox_words(seed + zero, zero, (index + zero) & 0xFFFFFFFF)
+    signed = word.to(tl.int32, bitcast=True)
+    return tl.where(signed < 0, -signed - 1, signed).to(tl.float32) * 4.6566127342e-10
 
 
 @triton.jit

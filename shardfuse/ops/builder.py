@@ -25,6 +25,7 @@ Unary = Cast | Set | Broadcast | Expand | Squeeze | Permute | Reshape | Reduce
 INTEGERS_ONLY = (
     *("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "gcd"),
     *("bitwise_left_shift", "bitwise_right_shift", "logical_right_shift"),
+    "philox_uniform",
 )
 
 

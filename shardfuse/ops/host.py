@@ -52,6 +52,8 @@ def host_type(op: str, operands: Sequence[Scalar]) -> DataType:
     match entry.rule:
         case Rule.BOOL | Rule.LOGICAL:
             return DataType.Bool
+        case Rule.DRAW:
+            return DataType.Double
         case Rule.FLOAT:
             return DataType.Double if common.is_integral else common
         case Rule.REAL:

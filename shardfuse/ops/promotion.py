@@ -97,6 +97,9 @@ def types(op: PointwiseOp, operands: Sequence[Operand]) -> tuple[DataType, DataT
         case Rule.REAL:
             common = promote(operands)
             return common.compute, real_type(common)
+        case Rule.DRAW:
+            common = promote(operands)
+            return (DataType.Int if common.is_integral else common), DataType.Float
         case Rule.COMPLEX:
             common = promote(operands)
             wide = common if common is DataType.Double else DataType.Float

@@ -17,9 +17,11 @@ _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
 """Random bits of a uniform number: as many as the type holds below 1."""
+_OF_31_BITS = 4.6566127342e-10
+"""The largest float32 whose product with 2^31 - 1 is below 1."""
 
 
-def philox(seed: int, offset: int, index: torch.Tensor) -> list[torch.Tensor]:
+def philox(seed: int | torch.Tensor, offset: int, index: torch.Tensor) -> list[torch.Tensor]:
     """Four words of 32 bits (as int64) for each element of ``index`` (int64)."""
     c0, c1 = index & _LOW, (index >> 32) & _LOW
     c2, c3 = torch.full_like(index, offset & _LOW), torch.full_like(index, (offset >> 32) & _LOW)
@@ -40,6 +42,12 @@ def uniform(seed: int, offset: int, index: torch.Tensor, dtype: torch.dtype) -> 
     bits = BITS[dtype]
     word = torch.stack(philox(seed, offset, index >> 2)).gather(0, (index & 3).unsqueeze(0)).squeeze(0)
     return ((word >> (32 - bits)).float() * 2.0**-bits).to(dtype)
+
+
+def philox_uniform(seed: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """In [0, 1), float32: Triton's ``tl.rand`` of both (int64), which takes the low 32 bits of ``index``."""
+    word = philox(seed, 0, index & _LOW)[0]
+    return torch.where(word < 1 << 31, word, _LOW - word).float() * _OF_31_BITS
 
 
 def normal(seed: int, offset: int, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 from ..ir.dtype import DataType
 from ..ir.expr import Value
 from ..ir.scalar import Number, Scalar
+from .random import philox_uniform
 
 
 class Rule(Enum):
@@ -32,6 +33,7 @@ class Rule(Enum):
     WHERE = "first operand is Bool; computes in P of the others, returns P"
     COMPLEX = "computes in P, a float, returns the complex type of its width"
     REAL = "computes in P, returns P, and of a complex P its real type"
+    DRAW = "computes in Int, returns Float"
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,7 @@ _ROWS = (
     PointwiseOp("bitwise_left_shift", 2, Rule.PROMOTE, torch.bitwise_left_shift, None),
     PointwiseOp("bitwise_right_shift", 2, Rule.PROMOTE, torch.bitwise_right_shift, None),
     PointwiseOp("logical_right_shift", 2, Rule.PROMOTE, _logical_right_shift, None),
+    PointwiseOp("philox_uniform", 2, Rule.DRAW, philox_uniform, "philox_uniform({0}, {1})", exact=True),
     PointwiseOp("complex", 2, Rule.COMPLEX, torch.complex, None),
     # ternary and more
     PointwiseOp("where", 3, Rule.WHERE, torch.where, "tl.where({0}, {1}, {2})", exact=True),

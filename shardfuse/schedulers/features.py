@@ -22,6 +22,7 @@ from ..segments.segment import Segment, leading_to
 from ..segments.space import Space, analyse, as_columns, run_below
 from .limits import LONG_WARPS, WARP, power_of_two, vector
 
+_DRAWN = Pointwise("philox_uniform")
 _COSTLY = (*map(Pointwise, ("exp", "erf", "erfc", "gelu_slope", "log", "pow", "sin", "cos", "lgamma", "tanh")),)
 """Functions of so many instructions that to evaluate them again takes longer than to hold what they gave."""
 
@@ -112,7 +113,7 @@ class Features(Space):
     @cached_property
     def draws(self) -> bool:
         """Are random numbers made?"""
-        return any(isinstance(e.op, Random) for e in self.segment.exprs)
+        return any(isinstance(e.op, Random) or e.op == _DRAWN for e in self.segment.exprs)
 
     @cached_property
     def evaluates(self) -> bool:

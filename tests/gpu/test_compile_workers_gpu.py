@@ -57,7 +57,7 @@ def test_images_are_those_of_this_process(device: torch.device, tmp_path: Path) 
     )
     options = (("num_warps", 4), ("num_stages", 1), ("enable_fp_fusion", True))
     types = torch.bfloat16, torch.float32
-    asked = binaries.Asked(text, "scaled", types, "qd", options, torch.cuda.get_device_capability(device))
+    asked = binaries.Asked(text, "scaled", types, "ww", "qd", options, torch.cuda.get_device_capability(device))
     folders = tmp_path / "apart", tmp_path / "here"
     for folder in folders:
         folder.mkdir(mode=0o700)

@@ -106,12 +106,12 @@ class SteppingInC(Stepping):
         super().__init__()
         options = (("num_warps", 1), ("num_stages", 1), ("enable_fp_fusion", True))
         types, capability = (torch.float32, torch.float32), torch.cuda.get_device_capability(0)
-        asked = Asked(STEP, "step", types, "q", options, capability)
+        asked = Asked(STEP, "step", types, "ww", "q", options, capability)
         ready = kernel._ready(asked, directory, self.order.device)  # pyright: ignore[reportPrivateUsage]
         assert ready is not None
         binary, self.by_python, self.table = ready.binary, 0, torch.zeros(1, device="cuda")
         self.one = ready.driver.launcher(
-            ready.function, 0, 1, binary.threads, binary.shared, False, binary.pointers, binary.types, "", (),
+            ready.function, 0, 1, binary.threads, binary.shared, False, "ww", binary.types, "", (),
             self.refuse, self.refuse,
         )  # fmt: skip
         launches, room = {1: (self.one,)}, SimpleNamespace(left=lambda: 1)
