@@ -17,9 +17,9 @@ from torch.nn import functional
 Kind = Literal["same", "float", "test", "logical", "where", "real", "complex", "step"]
 """What becomes of operands.
 
-same: they are promoted; float: integers become float32; test: the result is of the same type for all; logical: they become bool; where:
-the first is a bool; real: complex numbers give real ones; complex: they are the parts of a complex number; step: the
-result is the next number of the type itself.
+same: they are promoted; float: integers become float32; test: the result has one type for all; logical: they become
+bool; where: the first is a bool; real: complex numbers give real ones; complex: they are the parts of a complex number;
+step: the result is the next number of the type itself.
 """
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -77,7 +77,10 @@ def _philox_uniform(seed: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     both = torch.broadcast_tensors(seed, index)
     if seed.is_floating_point() or index.is_floating_point():
         raise TypeError("keys and counters are integers")
-    found = [_first_word(int(k) % (1 << 64), int(i) % (1 << 32)) for k, i in zip(*(t.flatten().tolist() for t in both), strict=True)]
+    found = [
+        _first_word(int(k) % (1 << 64), int(i) % (1 << 32))
+        for k, i in zip(*(t.flatten().tolist() for t in both), strict=True)
+    ]
     folded = [w if w < 1 << 31 else (1 << 32) - 1 - w for w in found]
     scale = torch.tensor(4.6566127342e-10, dtype=torch.float32)
     return (torch.tensor(folded, dtype=torch.int32, device=seed.device).float() * scale).reshape(both[0].shape)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from compile_graphs import graph_of
-from torch._inductor import config
+from torch._inductor import config, inductor_prims
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from shardfuse.compile import random_op
 from shardfuse.compile.cost import Cost, cost_of, why_never
 from shardfuse.compile.graph_pass import _plan
+from shardfuse.compile.hidden_host import hides_host
 from shardfuse.compile.region_op import program_of
 from shardfuse.compile.regions import regions_of
 from shardfuse.compile.replacement import program_of_region
@@ -31,7 +33,7 @@ def planned(
         gm = graph_of(f, [torch.empty(shape, dtype=dtype) for shape, dtype in shapes])
         (region,) = regions_of(gm.graph)[0]
     plan = _plan(program_of(program_of_region(region).text).fd, region)
-    return cost_of(region, plan, has_cuda_graphs=graphs, is_mix_order=mixed), plan
+    return cost_of(region, plan, is_host_hidden=graphs, is_mix_order=mixed), plan
 
 
 def gradient(f: Callable[..., torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
@@ -223,3 +225,33 @@ def test_a_call_of_torch_is_never_worth_it() -> None:
 def test_inductor_has_the_settings_that_are_read() -> None:
     assert isinstance(config.triton.cudagraphs, bool)
     assert isinstance(config.triton.mix_order_reduction, bool)
+
+
+def product_and_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x @ w, (w.shape[1],))
+
+
+@pytest.mark.parametrize(
+    ("rows", "device", "hidden"), [(8192, "cuda", True), (1024, "cuda", False), (8192, "cpu", False)]
+)
+def test_a_gpu_that_is_behind_hides_the_host(rows: int, device: str, hidden: bool) -> None:
+    """8192 rows of 1024 times a matrix of 1024 x 4096 take an H200 70 us at least, 1024 rows 9."""
+    with FakeTensorMode():
+        given = [torch.empty(shape, dtype=BF16, device=device) for shape in ((rows, 1024), (1024, 4096))]
+        graph = graph_of(product_and_norm, given).graph
+    assert hides_host(graph) is hidden
+
+
+@pytest.mark.parametrize(("columns", "gains"), [(1024, True), (768, True), (1600, True), (64, False)])
+def test_a_dropout_before_a_norm(columns: int, gains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H200, 8192 rows and more of bfloat16: 34 us where Inductor took 38, 27 and 38, 128 and 189."""
+
+    monkeypatch.setattr(random_op, "draws_as_kernels", lambda device: True)
+
+    def f(x: torch.Tensor, r: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+        kept = inductor_prims.random(list(x.shape), seed, "rand") > 0.1
+        return F.layer_norm(torch.where(kept, x * 1.1, 0.0) + r, (columns,))
+
+    x: Shaped = ((16384 if columns == 1600 else 8192, columns), BF16)
+    cost, _ = planned(f, x, x, ((), torch.int64), graphs=True)
+    assert cost.gains is gains, str(cost)

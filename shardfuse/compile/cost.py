@@ -21,6 +21,7 @@ from ..device.region_costs import (
     GROUP_SHARE,
     HEAVY,
     HOST_US,
+    INDUCTOR_BLOCK,
     INDUCTOR_COLUMN_SHARE,
     INDUCTOR_COLUMN_VARIANCE_SHARE,
     INDUCTOR_FINISH_US,
@@ -49,6 +50,7 @@ from ..device.region_costs import (
     UNCONFIRMED_SHARE,
 )
 from ..frontend.explain import Explanation
+from ..schedulers.limits import power_of_two
 from .aten_reductions import FEW, scattered_axes
 from .aten_table import aten_ops
 from .region_border import border_bytes
@@ -59,6 +61,9 @@ MARGIN = 0.95
 """A region is taken where it is expected to take less than this of Inductor's time,"""
 LEAST_US = 4.0
 """and to gain that much: times of a few microseconds are launches, which may or may not be waited for."""
+
+
+_DRAW = "inductor_random"
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,12 @@ class Cost:
         return f"expected {self.ours:.1f} us{at_border}{on_host} against {self.inductor:.1f} us of Inductor's kernels"
 
 
-def cost_of(region: Region, plan: Explanation, *, has_cuda_graphs: bool, is_mix_order: bool) -> Cost:
-    """``has_cuda_graphs``, ``is_mix_order``: of Inductor's configuration."""
+def cost_of(region: Region, plan: Explanation, *, is_host_hidden: bool, is_mix_order: bool) -> Cost:
+    """``is_host_hidden``: by CUDA graphs, or behind what the GPU has to do.  ``is_mix_order``: of Inductor's
+    configuration."""
     inductor, kernels = inductor_us(region, is_mix_order=is_mix_order)
     launches = max(plan.kernels, 1) + 1 - kernels
-    host = 0.0 if has_cuda_graphs else HOST_US * max(launches, 0)
+    host = 0.0 if is_host_hidden else HOST_US * max(launches, 0)
     moved = border_bytes(region)
     border = KERNEL_US + moved / BYTES_PER_US if moved else 0.0
     return Cost(_ours(plan, region), inductor, border, host)
@@ -110,7 +116,17 @@ def _ours(plan: Explanation, region: Region) -> float:
             share = share if _is_in_two_steps(region) else UNCONFIRMED_SHARE
         total += s.bytes / (BYTES_PER_US * share)
     roots = [*region.reductions, *region.outputs]
-    return launches * KERNEL_US + max(total, _computed(region, roots, HEAVY) / OPS_PER_US)
+    blocks = [schedule.reduced for s in plan.segments for stages in s.schedules for schedule in stages]
+    heavy: Mapping[str, int] = HEAVY
+    if region.reductions and blocks:
+        heavy = _drawn_in_blocks(HEAVY, _kernel_of(region.reductions[0]).reduced, blocks[0])
+    return launches * KERNEL_US + max(total, _computed(region, roots, heavy) / OPS_PER_US)
+
+
+def _drawn_in_blocks(heavy: Mapping[str, int], row: int, block: int) -> dict[str, int]:
+    """``heavy`` where numbers are drawn for every lane of the blocks of a row, those behind its end too."""
+    lanes = -(-row // block) * block
+    return {**heavy, _DRAW: heavy[_DRAW] * lanes // max(row, 1)}
 
 
 def _share(scheduler: str, region: Region) -> float:
@@ -272,7 +288,8 @@ def _kernel_us(region: Region, kernel: _ReductionKernel, reductions: Sequence[No
         return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_SCATTERED_SHARE)
     if kernel.is_split:
         return 2 * KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
-    computed = _computed(region, roots, INDUCTOR_HEAVY) / INDUCTOR_POINTWISE_OPS_PER_US
+    heavy = _drawn_in_blocks(INDUCTOR_HEAVY, kernel.reduced, min(power_of_two(kernel.reduced), INDUCTOR_BLOCK))
+    computed = _computed(region, roots, heavy) / INDUCTOR_POINTWISE_OPS_PER_US
     if kernel.reduced <= PERSISTENT_ROW:
         return KERNEL_US + max((read + written) / (BYTES_PER_US * INDUCTOR_ROW_SHARE), computed)
     depth = _depths(region)

@@ -27,11 +27,13 @@ from .cast_op import join_casts
 from .channels_last import keep_channels_last
 from .compile_errors import CompileOptionError
 from .cost import Cost, cost_of, why_never
+from .hidden_host import hides_host
 from .kept_regions import sources_hash
 from .ledger import RegionReport, note
 from .padded import share_pads
 from .pool_op import take_pools
 from .published import log, publish
+from .random_op import compare_unrounded
 from .rank_region_op import rank_program_of
 from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
 from .region_lowering import register
@@ -117,6 +119,7 @@ def _no_collection() -> Generator[None]:
 
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
+    compare_unrounded(graph)
     keep_channels_last(graph, only_gpu=take == "auto")
     take_pools(graph, only_gpu=take == "auto")
     shared = share_pads(graph, only_gpu=take == "auto")
@@ -154,9 +157,11 @@ def hand_over(graph: Graph, take: Take) -> None:
 
 def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]:
     """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there."""
+    settings: Any = inductor_config.triton
+    is_host_hidden = bool(settings.cudagraphs) or hides_host(graph)
     while True:
         regions, _ = regions_of(graph, stays)
-        weighed = [_weigh(region, take) for region in regions]
+        weighed = [_weigh(region, take, is_host_hidden=is_host_hidden) for region in regions]
         left = [w for w in weighed if w.region.collectives and not w.taken]
         if not left:
             return weighed
@@ -164,7 +169,7 @@ def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]
             stays.update(dict.fromkeys(w.region.collectives, w.why))
 
 
-def _weigh(region: Region, take: Take) -> _Weighed:
+def _weigh(region: Region, take: Take, *, is_host_hidden: bool) -> _Weighed:
     """What does not translate, or has no plan, stays Inductor's: the definition's own errors say why."""
     if region.collectives:
         return _weigh_with_ranks(region, take)
@@ -179,7 +184,7 @@ def _weigh(region: Region, take: Take) -> _Weighed:
     is_gpu = any(tensor_of(n).device.type == "cuda" for n in region.inputs)
     settings: Any = inductor_config.triton
     is_mix_order = bool(getattr(settings, "mix_order_reduction", False))  # not in every torch
-    cost = cost_of(region, plan, has_cuda_graphs=bool(settings.cudagraphs), is_mix_order=is_mix_order)
+    cost = cost_of(region, plan, is_host_hidden=is_host_hidden, is_mix_order=is_mix_order)
     if take == "all":
         return _Weighed(region, program, plan, cost, True, f"all regions are taken; {cost}")
     why = "there is nothing to gain on a CPU" if not is_gpu else why_never(plan)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
@@ -53,6 +53,29 @@ def _drawn(t: Translation, node: Node) -> TensorView:
     for n in sizes:
         count = t.ops.mul(count, n) if not isinstance(count, int) or not isinstance(n, int) else count * n
     return t.ops.philox_uniform(t.tensor(node.args[1]), t.ops.reshape(t.ops.iota(count, dtype=DataType.Int), sizes))
+
+
+def compare_unrounded(graph: Graph) -> None:
+    """Masks of what was drawn, and not of what it is rounded to: Inductor's kernels round what they store alone.
+
+    The mask of a dropout of 16-bit numbers is the same then, wherever it is made.
+    """
+    from torch._inductor import config
+
+    if config.emulate_precision_casts:
+        return
+    for cast_node in graph.find_nodes(op="call_function", target=torch.ops.prims.convert_element_type.default):
+        drawn = cast(Node, cast_node.args[0])
+        if not draws_as_rand(drawn) or not draws_as_kernels(tensor_of(drawn).device):
+            continue
+        for user in list(cast_node.users):
+            if user.target in _COMPARISONS:
+                user.replace_input_with(cast_node, drawn)
+        if not cast_node.users:
+            graph.erase_node(cast_node)
+
+
+_COMPARISONS = tuple(getattr(torch.ops.aten, name).Scalar for name in ("gt", "ge", "lt", "le"))
 
 
 def draws_as_kernels(device: torch.device) -> bool:

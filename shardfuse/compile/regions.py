@@ -101,7 +101,7 @@ def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[lis
     later = [number[n] for n in nodes if n.target in aten_ops().costly]
     found = grouped(followers, joinable, seeds, epoch, _siblings(nodes, number), apart, later)
     now = {n: epoch[k] for n, k in number.items()}
-    heavy = [number[n] for n in nodes if not joinable[number[n]] and _is_kernel(n)]
+    heavy = [number[n] for n in nodes if not joinable[number[n]] and is_kernel(n)]
     parts = [p for group in found for p in _in_parts([nodes[k] for k in group], number, heavy)]
     made = [_region(part, now) for part in parts]
     return [r for r in made if r is not None], refusals
@@ -112,7 +112,7 @@ def _in_parts(group: list[Node], number: Mapping[Node, int], heavy: Sequence[int
     return [group] if any(map(is_start, group)) else parts_of(group, number, heavy, nbytes)
 
 
-def _is_kernel(n: Node) -> bool:
+def is_kernel(n: Node) -> bool:
     """Is it computed by a kernel that is not one of pointwise ops?"""
     is_other = is_view(n) or is_fusable(n) or n.target is operator.getitem or n.target in aten_ops().factories
     return n.op == "call_function" and not is_other and bool(_tensors_of(n)) and "inductor_" not in str(n.target)
@@ -221,7 +221,7 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
 
     ``epoch``: of every node.  What is made once more is of the region's: its inputs have not changed in between.
     """
-    kept = _without_slices_at_rim(_without_narrowing_rim(group))
+    kept = _without_slices_at_rim(_without_narrowing_rim(_without_draws_beside_collectives(group)))
     outputs, outside = _outputs(kept)
     nodes = _needed(kept, outputs)
     if not any(map(_is_seed, nodes)) or not all(map(_is_tensor, outputs)):
@@ -280,6 +280,13 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Node]:
         if n in wanted:
             wanted.update(a for a in n.all_input_nodes if a in inside)
     return [n for n in nodes if n in wanted]
+
+
+def _without_draws_beside_collectives(group: Sequence[Node]) -> Sequence[Node]:
+    """Each rank draws by seeds of its own: a mask is read, as any other tensor of which ranks have different ones."""
+    if not any(map(is_start, group)):
+        return group
+    return [n for n in group if n.target is not torch.ops.prims.inductor_random.default]
 
 
 def _without_narrowing_rim(group: Sequence[Node]) -> list[Node]:

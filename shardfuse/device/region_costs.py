@@ -14,7 +14,12 @@ KERNEL_US = 3.0
 """A kernel's start and end, beside what its bytes take: copies of 32 to 512 MB lose 5 us, of which a stream of kernels
 hides some."""
 HOST_US = 5.0
-"""Of the host for a call of the op beyond its launches, and for each launch, of Inductor's too; 0 in CUDA graphs."""
+"""Of the host for a call of the op beyond its launches, and for each launch, of Inductor's too; 0 in CUDA graphs, and
+where the GPU is behind the host."""
+FLOPS_PER_US = 9.9e8
+"""Of matrix products of 16-bit numbers, at most."""
+LAUNCH_US, AHEAD = 6.0, 2.0
+"""Of the host for a kernel of a compiled graph; a GPU that has this many times as much to do falls behind it."""
 SHARE_OF_COPY = {
     "persistent": 0.88,
     "mix_order": 0.80,
@@ -61,11 +66,25 @@ INDUCTOR_FINISH_US = 7.0
 """Of what adds up columns behind rows and columns at once, for each result: 6 to 10 for 768 to 1024 columns."""
 RANDOM = 40
 """Instructions of a random number: ten rounds of Philox."""
-HEAVY = {"philox_uniform": RANDOM, "inductor_random": RANDOM, "erf": 15, "tanh": 35, "exp": 8, "log": 8, "sigmoid": 12, "pow": 12, "div": 4, "reciprocal": 4, "sqrt": 4}
+BY_PLACE = 80
+"""Of one that has ten rounds to itself, as Inductor's have: a dropout, a sum and a LayerNorm of rows of 768 to 4096
+elements of bfloat16, 6 to 17 million, took 3.7 us for a million lanes, of which 0.5 are those of the other ops."""
+HEAVY = {
+    **dict.fromkeys(("philox_uniform", "inductor_random"), BY_PLACE),
+    **dict.fromkeys(("exp", "log"), 8),
+    **dict.fromkeys(("sigmoid", "pow"), 12),
+    **dict.fromkeys(("div", "reciprocal", "sqrt"), 4),
+    "erf": 15,
+    "tanh": 35,
+}
 """Instructions of an element in shardfuse's kernels; of other ops 1."""
-INDUCTOR_HEAVY = {**HEAVY, "erf": 40}
+INDUCTOR_HEAVY = {**HEAVY, "erf": 40, "inductor_random": 118}
 """In Inductor's, whose ``erf`` is libdevice's: GELU with a bias and a scale took 214 us for 134 million elements, 140
-for 84 million, GELU alone 53 for 34 million, all 6.3e5 in a microsecond; its gradient, 34 million, 54 to 68."""
+for 84 million, GELU alone 53 for 34 million, all 6.3e5 in a microsecond; its gradient, 34 million, 54 to 68.  The
+dropout, sum and norm took 4.2 us for a million lanes in rows of 768 and 1024, 4.8 to 6.7 in longer ones."""
+INDUCTOR_BLOCK = 2048
+"""Lanes of a row at a time at most, a power of two: RMSNorm with a dropout took as long for each of those of 1280 and
+1600 elements."""
 INDUCTOR_MIXED_SHARE = 0.72
 """Of a kernel of Inductor's that reduces rows and columns at once: 0.55 to 0.72 was measured."""
 SPLIT_ROWS, SPLIT_ELEMENTS = H200.filling, 8192

@@ -23,6 +23,11 @@ def rounded_product(a, b):
 
 
 @triton.jit
+def wide_product(a, b):
+    return a.to(tl.uint64) * b
+
+
+@triton.jit
 def exp(x):
     return tl.exp(x)
 
