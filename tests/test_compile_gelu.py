@@ -18,10 +18,11 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16], ids=str)
 def test_gelu_is_one_op(dtype: torch.dtype) -> None:
-    (found,) = check(F.gelu, [random(64, 96, dtype=dtype)])
+    # torch's float32 GELU of -0.0 is 0.0 in vectors of CPUs without AVX-512, its 16-bit one -0.0 everywhere
+    (found,) = check(F.gelu, [random(64, 96, dtype=dtype)], signed=dtype == torch.float32)
     assert "gelu(" in found.program
     assert "erf(" not in found.program.split("gelu(")[1]
-    check(lambda x: F.gelu(x[:, ::2]) * 3, [random(64, 96, dtype=dtype)])
+    check(lambda x: F.gelu(x[:, ::2]) * 3, [random(64, 96, dtype=dtype)], signed=dtype == torch.float32)
 
 
 def test_in_float64_it_stays_as_it_is_written() -> None:
