@@ -107,8 +107,9 @@ gives one result on a CPU and another on a GPU, or depends on the number of elem
   Half;
 - `pow` of integers by a negative number is the whole part of the quotient (1, -1 or 0; 0 of 0), where torch raises;
 - `imag` of a real tensor is zeros, where torch raises; `any` and `all` of UInt8 are Bool, where torch has uint8;
-- `philox_uniform(seed, index)` is `tl.rand` of Triton: uniform in [0, 1), of the key `seed` and the low 32 bits of the counter `index`, both integers, so that a number is the same in whatever
-  order, and on whichever rank, it is drawn; a `seed` may be a tensor, where `uniform` takes a number of the host;
+- `philox_uniform(seed, index)` is `tl.rand` of Triton: uniform in [0, 1), of the key `seed` and the low 32 bits of the
+  counter `index`, both integers, so that a number is the same in whatever order, and on whichever rank, it is drawn; a
+  `seed` may be a tensor, where `uniform` takes a number of the host;
 - `erfcinv` of less than 1e-7 is what it should be, where torch, which has `erfinv(1 - x)`, gives infinity;
 - shifts by less than 0 or by the type's bits and more are what torch's `bitwise_left_shift` and `bitwise_right_shift`
   give; `logical_right_shift` shifts by nothing, or everything out.

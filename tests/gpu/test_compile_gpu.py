@@ -147,15 +147,18 @@ class Dropped(torch.nn.Module):
 @pytest.mark.parametrize("size", [1024, 1000, 93])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_dropouts_keep_what_inductors_keep(dtype: torch.dtype, size: int, mode: str, device: torch.device) -> None:
-    """Three layers, the seeds of which lie side by side.  Where one element were kept that Inductor's drop, what comes
-    behind it would be off by a hundredth of the largest and more."""
+    """Three layers, the seeds of which lie side by side.  If one element were kept that Inductor's kernels drop, what
+    comes behind it would be off by a hundredth of the largest and more."""
     from shardfuse.compile.backend import backend
 
     def all_of_it(gm: torch.fx.GraphModule, given: list[torch.Tensor]) -> Callable[..., object]:
         return backend(gm, given, mode=mode, options={"shardfuse.take": "all"})
 
+    if not numbers_are_by_place():
+        pytest.skip("this torch numbers the elements of blocks, and may drop others")
     torch.manual_seed(0)
     model, x = Dropped(size).to(device, dtype), torch.randn(64, 3, size).to(device, dtype)
+    weight = torch.randn_like(x)
     found: list[list[torch.Tensor]] = []
     for way in (all_of_it, "inductor"):
         torch._dynamo.reset()
@@ -165,13 +168,13 @@ def test_dropouts_keep_what_inductors_keep(dtype: torch.dtype, size: int, mode: 
             torch.compiler.cudagraph_mark_step_begin()
             torch.manual_seed(step)
             out = compiled(x)
-            out.square().sum().backward()
+            (out * weight).sum().backward()
             steps += [out.detach().clone(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
             model.zero_grad()
         found.append(steps)
         if way is all_of_it:
             drawn = [dict(r.ops).get("inductor_random", 0) for r in report().taken if r.graph == "forward"]
-            assert drawn == ([1, 1, 1] if numbers_are_by_place() else [0, 0, 0]), "the masks are drawn inside"
+            assert drawn == [1, 1, 1], "the masks are drawn inside"
     for k, (mine, theirs) in enumerate(zip(*found, strict=True)):
         far = (mine.double() - theirs.double()).abs().amax() / theirs.double().abs().amax()
         assert far < (2e-2 if dtype == torch.bfloat16 else 1e-4), f"result {k} is {far:.1e} of the largest off"
