@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from forked_ranks import Rank, Server, rank_variables
+
+from shardfuse.mesh.captured import reset_graphs
 
 SCRIPT = Path(__file__).with_name("process_end_cases.py")
 PATIENCE = 100  # seconds for ranks to start on a busy machine
@@ -161,3 +166,29 @@ def test_a_rank_that_leaves_with_groups_in_hand_is_not_waited_for_until_the_time
         assert ended.codes == [1, 1], case
         sentence = r"rank 1 left before collective \d of ranks \[0, 1\]; this rank cannot go on without it"
         assert re.search(f"shardfuse: rank 0: {sentence}\n", ended.errors[0]), ended.errors[0]
+
+
+class Graph:
+    """Stands for ``torch.cuda.CUDAGraph``."""
+
+    def __init__(self) -> None:
+        self.is_reset = False
+
+    def reset(self) -> None:
+        self.is_reset = True
+
+
+def test_graphs_are_reset_before_nccl_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of Inductor, which records them again, by Inductor; then all others, in whatever holds them."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    held, order = {"graphs": [Graph(), Graph()]}, list[str]()
+
+    def reset_trees() -> None:
+        order.append("trees")
+        assert not any(g.is_reset for g in held["graphs"])
+
+    trees = SimpleNamespace(reset_cudagraph_trees=reset_trees)
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    reset_graphs()
+    assert order == ["trees"]
+    assert all(g.is_reset for g in held["graphs"])

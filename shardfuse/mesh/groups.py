@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it untyped
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
+from shardfuse.mesh.captured import reset_graphs
 from shardfuse.rank_errors import UnknownGroupError
 
 
@@ -136,12 +137,16 @@ def groups_here() -> dict[str, tuple[int, ...]]:
 def destroy_groups() -> None:
     """Destroy the default process group and all others, and let go of them: that is what closes gloo's connections.
 
-    What the caller holds of them, as in a variable, stays open until the process ends.
+    What the caller holds of them, as in a variable, stays open until the process ends; but for CUDA graphs, which are
+    reset where NCCL would wait for them.
     """
+    group = default_group()
     with _groups_lock:
-        _groups.pop(default_group(), None)
+        _groups.pop(group, None)
     _empty_torch_meshes()
-    _forget_as_default(default_group())
+    _forget_as_default(group)
+    if "nccl" in c10d.get_backend_config(group) and torch.cuda.is_initialized():
+        reset_graphs()
     dist.destroy_process_group()
 
 

@@ -237,7 +237,8 @@ def ranks_per_node() -> int | None:
 def finalize() -> None:
     """Wait until no rank needs this one any longer, then leave the world. Does nothing where there is none of ours.
 
-    A rank that finishes before the others waits for them, for the world's timeout at most.
+    A rank that finishes before the others waits for them, for the world's timeout at most.  Under NCCL the CUDA graphs
+    of the process are reset: its communicators would wait for those that hold their collectives.
     Raises ExchangeTimeoutError where a kernel has waited for another rank in vain and no call has raised it.
     """
     life = _find_life()

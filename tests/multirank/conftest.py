@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from shardfuse.config import read_launch, set_process_defaults
 from shardfuse.executor import nccl_channels
+from shardfuse.mesh.captured import reset_graphs
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 
 LAUNCH = read_launch()
@@ -81,8 +82,8 @@ def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
     fresh = device.type == "cpu" or request.node.get_closest_marker("fresh_world") is not None
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if fresh and dist.is_initialized():
-        dist.destroy_process_group()
+    if fresh:
+        end_world(device)
     if not dist.is_initialized():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -94,6 +95,14 @@ def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
     nccl_channels.is_watched = lambda: True  # by pytest: NCCL's functions are tested, which torch does not watch
     yield ProcessGroup(LAUNCH.rank, LAUNCH.world_size, device, store)
     if fresh or request.node.stash.get(FAILED, False):
+        end_world(device)
+
+
+def end_world(device: torch.device) -> None:
+    """NCCL would wait for graphs that tests have left."""
+    if dist.is_initialized():
+        if device.type == "cuda":
+            reset_graphs()
         dist.destroy_process_group()
 
 
@@ -101,8 +110,7 @@ def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
 def end_of_group() -> Iterator[None]:
     """The group that the last test left goes when all are done."""
     yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    end_world(test_device())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

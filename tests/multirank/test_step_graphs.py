@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardfuse import DeviceMesh
+from shardfuse.mesh.groups import destroy_groups
 from shardfuse.nn import AddRMSNorm, FusionTimer, SwiGLU, bucket_gradients
 
 pytestmark = [pytest.mark.mpi, pytest.mark.multi_gpu]
@@ -113,3 +115,20 @@ def test_compiled_with_graphs(pg) -> None:
         found = [t.clone() for t in step(model, compiled, tensors)]
         for a, b in zip(found, expected(plain, tensors), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.fresh_world
+def test_graphs_that_are_left_do_not_keep_a_world_from_its_end(pg) -> None:
+    """NCCL waits, where a communicator ends, for graphs that hold its collectives."""
+    x, graph, side = torch.ones(1024, device=pg.device), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        dist.all_reduce(x)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        dist.all_reduce(x)
+    graph.replay()
+    assert x[0].item() == pg.size**2
+    destroy_groups()
+    assert not dist.is_initialized()
+    with pytest.raises(RuntimeError, match="replay"):
+        graph.replay()
