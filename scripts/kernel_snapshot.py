@@ -57,7 +57,7 @@ Kernels = dict[str, dict[str, str]]
 
 def plans(*, first_of_each: bool = False) -> Iterator[tuple[str, dict[str, str]]]:
     """Every plan of the tree that ``benchmarks`` and ``shardfuse`` are imported from, or the first of each kind."""
-    for kind in (_workloads, _sharded_norms, _losses, _sharded_losses, _exchanges):
+    for kind in (_workloads, _sharded_norms, _losses, _sharded_losses, _exchanges, _draws):
         yield from islice(kind(), 1 if first_of_each else None)
 
 
@@ -188,6 +188,32 @@ def _exchanges() -> Iterator[tuple[str, dict[str, str]]]:
             yield f"exchange backward {title}", _of_ranks(plan_of(define_backward(n, ranks, dtype), rows), ranks)
         fd = define("rms_norm", n, ranks, dtype, gives_rms=True)
         yield f"exchange rms_norm and rms {title}", _of_ranks(plan_of(fd, rows), ranks)
+
+
+def _draws() -> Iterator[tuple[str, dict[str, str]]]:
+    """Dropout, residual and norm, by a seed that is a number, and by one that is a tensor where the tree has the op."""
+    import torch
+
+    from shardfuse import DataType, FusionDefinition
+    from shardfuse.ops.table import POINTWISE
+
+    ways = ("number", *(["tensor"] if "philox_uniform" in POINTWISE else []))
+    shapes = ((8192, 1024), (8192, 768), (16384, 1600), (2048, 1280), (64, 93), (512, 16384))
+    for (rows, n), dtype, way in product(shapes, (DataType.BFloat16, DataType.Float), ways):
+        with FusionDefinition() as fd:
+            x, residual = (fd.define_tensor([rows, n], contiguity=True, dtype=dtype) for _ in range(2))
+            if way == "number":
+                dropped = fd.ops.dropout(x, 0.1, fd.define_scalar(dtype=DataType.Int), 0)
+            else:
+                places = fd.ops.reshape(fd.ops.iota(rows * n), [rows, n])
+                drawn = fd.ops.philox_uniform(fd.define_tensor([], dtype=DataType.Int), places)
+                dropped = fd.ops.where(fd.ops.gt(drawn, 0.1), x, 0.0)
+            y = fd.ops.add(dropped, residual)
+            fd.add_output(fd.ops.mul(y, fd.ops.rsqrt(fd.ops.mean(fd.ops.mul(y, y), [1], True))))
+        tensors = fd.fec.tensors()
+        inputs = [torch.empty([rows, n][: t.ndim], dtype=t.dtype.torch, device="meta") for t in tensors]
+        title = f"dropout and norm {rows}x{n} {dtype.name}, seed a {way}"
+        yield title, _kernels(fd, [tuple(x.shape) for x in inputs], inputs)
 
 
 def _of_ranks(plan: Plan, ranks: int) -> dict[str, str]:
