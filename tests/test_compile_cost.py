@@ -9,6 +9,7 @@ import torch
 from compile_graphs import graph_of
 from torch._inductor import config, inductor_prims
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from shardfuse.compile import random_op
 from shardfuse.compile.cost import Cost, cost_of, why_never
@@ -255,3 +256,16 @@ def test_a_dropout_before_a_norm(columns: int, gains: bool, monkeypatch: pytest.
     x: Shaped = ((16384 if columns == 1600 else 8192, columns), BF16)
     cost, _ = planned(f, x, x, ((), torch.int64), graphs=True)
     assert cost.gains is gains, str(cost)
+
+
+def test_symbols_of_products_stay_symbols() -> None:
+    """Sizes of the call count, and nothing is guarded; one that only the run tells counts for nothing."""
+    shape_env = ShapeEnv()
+    with FakeTensorMode(shape_env=shape_env):
+        given = [torch.empty(shape, dtype=BF16, device="cuda") for shape in ((8192, 1024), (1024, 4096))]
+        graph = graph_of(product_and_norm, given, symbolic=True).graph
+        assert hides_host(graph)
+        (product,) = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        unknown = shape_env.create_unbacked_symint()
+        product.meta["val"] = torch.empty((unknown, 4096), dtype=BF16, device="cuda")
+        assert not hides_host(graph)

@@ -34,5 +34,27 @@ def _flops(node: Node) -> float:
     count: Callable[..., Any] | None = cast("dict[object, Callable[..., Any]]", flop_registry).get(op)
     if count is None or not isinstance(first, torch.Tensor) or first.device.type != "cuda":
         return 0.0
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    return float(hinted(count(*args, **kwargs, out_val=value)))
+    values = [v for n in (node, *node.all_input_nodes) for v in _flat(n.meta.get("val"))]
+    if not all(map(_is_known, values)):
+        return 0.0
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: _sized(n.meta.get("val")))
+    return float(count(*args, **kwargs, out_val=_sized(value)))
+
+
+def _flat(value: object) -> list[Any]:
+    return list(cast("list[Any]", value)) if isinstance(value, tuple | list) else [value]
+
+
+def _is_known(value: object) -> bool:
+    """Do the inputs of the graph tell the sizes of a tensor, or the number?"""
+    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+    return all(n.node.has_hint() for n in sizes if isinstance(n, torch.SymInt))
+
+
+def _sized(value: Any) -> Any:
+    """With numbers in place of symbols, as nothing may come to depend on what is compared here."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty(tuple(map(hinted, value.shape)), dtype=value.dtype, device="meta")
+    if isinstance(value, tuple | list):
+        return tuple(map(_sized, cast("list[Any]", value)))
+    return hinted(value) if isinstance(value, torch.SymInt) else value
