@@ -94,6 +94,54 @@ def test_masks_of_16_bit_numbers_are_of_what_was_drawn() -> None:
     assert not torch.equal(drawn > DROPPED, mask_of(seed, 1 << 16)), "there are elements that tell the two apart"
 
 
+@pytest.mark.parametrize("form", ["transposed", "a view of it", "beside a tensor"])
+def test_masks_of_16_bit_numbers_behind_views(form: str) -> None:
+    """A view between the numbers and what they are compared with makes no difference."""
+    x, p = torch.randn(16, 32, 64).bfloat16(), torch.full((64,), DROPPED).bfloat16()
+
+    def f(x: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if form == "transposed":
+            y = functional.dropout(x.transpose(0, 1), DROPPED).transpose(0, 1)
+        elif form == "a view of it":
+            y = torch.where(torch.rand_like(x).view(-1, 64).view(x.shape) > DROPPED, x, 0.0)
+        else:
+            y = torch.where(torch.rand_like(x) > p, x, 0.0)
+        return functional.rms_norm(y + x, (64,)), y
+
+    _, dropped = run(f, x, p)
+    assert sum(draws()) == 1
+    drawn = REFERENCES["philox_uniform"].call(seeds_of(1, 5)[0], torch.arange(x.numel())) > DROPPED
+    kept = dropped != 0
+    assert any(torch.equal(k.reshape(-1), drawn & (y.reshape(-1) != 0))
+               for k, y in ((kept, x), (kept.transpose(0, 1), x.transpose(0, 1))))  # fmt: skip
+
+
+def test_numbers_that_are_rounded_are_left_to_inductor() -> None:
+    """A cast to integers, to Bool or to float64 is no rounding to 16 bits, and one to 16 bits that is read otherwise
+    is rounded in Inductor's kernels or not, as they have it."""
+    x = torch.randn(12, 64)
+
+    def casts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        r = torch.rand_like(x)
+        y = torch.where(r.int() > 0, x, 0.0)
+        return functional.rms_norm(y, (64,)), r.int() > 0, r.bool() > 0, r.double() > 0.1
+
+    normed, whole, nonzero, wide = run(casts, x)
+    drawn = REFERENCES["philox_uniform"].call(seeds_of(1, 5)[0], torch.arange(x.numel())).reshape(x.shape)
+    assert not normed.any()
+    assert not whole.any()
+    assert torch.equal(nonzero, drawn != 0)
+    assert torch.equal(wide, drawn.double() > 0.1)
+
+    def read_otherwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        r = torch.rand_like(x)
+        return functional.rms_norm(x * (0.75 + r).floor(), (64,)), r, r > DROPPED
+
+    _, found, mask = run(read_otherwise, x.bfloat16())
+    assert sum(draws()) == 0
+    assert torch.equal(mask, found > DROPPED) or torch.equal(mask, found >= DROPPED)
+
+
 class Layers(torch.nn.Module):
     def __init__(self, count: int, size: int) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -11,12 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from forked_ranks import Rank, Server, rank_variables
 
 from shardfuse.mesh.captured import reset_graphs
+from shardfuse.mesh.groups import destroy_groups
 
 SCRIPT = Path(__file__).with_name("process_end_cases.py")
 PATIENCE = 100  # seconds for ranks to start on a busy machine
@@ -192,3 +197,25 @@ def test_graphs_are_reset_before_nccl_ends(monkeypatch: pytest.MonkeyPatch) -> N
     reset_graphs()
     assert order == ["trees"]
     assert all(g.is_reset for g in held["graphs"])
+
+
+@pytest.mark.parametrize("backend", ["cuda:nccl", "gloo"])
+def test_a_group_of_nccl_anywhere_has_graphs_reset_first(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a default group of gloo too, and where the collector has put objects aside."""
+    order, end = list[str](), dist.destroy_process_group
+
+    def destroy() -> None:
+        order.append("groups")
+        end()
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    cast("Any", c10d)._world.pg_backend_config[dist.new_group([0])] = backend
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(dist, "destroy_process_group", destroy)
+    graph = Graph()
+    gc.freeze()
+    monkeypatch.setattr(Graph, "reset", lambda _: order.append("graph"))
+    destroy_groups()
+    assert order == (["graph", "groups"] if "nccl" in backend else ["groups"])
+    assert graph is not None

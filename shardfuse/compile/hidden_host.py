@@ -19,6 +19,9 @@ from ..device.region_costs import AHEAD, FLOPS_PER_US, LAUNCH_US
 from .regions import is_kernel
 from .translation import hinted
 
+_UNKNOWN = object()
+"""Stands for the value of a node of which the graph does not say it."""
+
 
 def hides_host(graph: Graph) -> bool:
     """At the sizes of the call for which the graph was made."""
@@ -34,10 +37,10 @@ def _flops(node: Node) -> float:
     count: Callable[..., Any] | None = cast("dict[object, Callable[..., Any]]", flop_registry).get(op)
     if count is None or not isinstance(first, torch.Tensor) or first.device.type != "cuda":
         return 0.0
-    values = [v for n in (node, *node.all_input_nodes) for v in _flat(n.meta.get("val"))]
+    values = [v for n in (node, *node.all_input_nodes) for v in _flat(n.meta.get("val", _UNKNOWN))]
     if not all(map(_is_known, values)):
         return 0.0
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: _sized(n.meta.get("val")))
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: _sized(n.meta["val"]))
     return float(count(*args, **kwargs, out_val=_sized(value)))
 
 
@@ -47,6 +50,8 @@ def _flat(value: object) -> list[Any]:
 
 def _is_known(value: object) -> bool:
     """Do the inputs of the graph tell the sizes of a tensor, or the number?"""
+    if value is _UNKNOWN:
+        return False
     sizes = value.shape if isinstance(value, torch.Tensor) else [value]
     return all(n.node.has_hint() for n in sizes if isinstance(n, torch.SymInt))
 

@@ -21,6 +21,7 @@ from torch.fx import Graph, Node
 
 from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
+from .aten_shapes import view_table
 from .compile_errors import UntranslatableError
 from .translation import Rule, Size, Translation, known, tensor_of
 
@@ -39,12 +40,14 @@ def draws_as_rand(node: Node) -> bool:
 
 def random_table() -> dict[object, Rule]:
     """Inductor's draws, as ops of shardfuse."""
-    return {torch.ops.prims.inductor_random.default: _drawn}
+    from torch._inductor import inductor_prims
+
+    return {inductor_prims.random: _drawn}
 
 
 def _drawn(t: Translation, node: Node) -> TensorView:
     """The same numbers: each of its place in the contiguous tensor, and of the seed."""
-    if not draws_as_rand(node) or not draws_as_kernels(tensor_of(node).device):
+    if not draws_inside(node):
         raise UntranslatableError("inductor_random", node.args[2:], "uniform numbers, each by its place, on a GPU")
     shape = tensor_of(node).shape
     given = cast(Sequence[object], node.args[0])
@@ -55,27 +58,66 @@ def _drawn(t: Translation, node: Node) -> TensorView:
     return t.ops.philox_uniform(t.tensor(node.args[1]), t.ops.reshape(t.ops.iota(count, dtype=DataType.Int), sizes))
 
 
-def compare_unrounded(graph: Graph) -> None:
-    """Masks of what was drawn, and not of what it is rounded to: Inductor's kernels round what they store alone.
+def draws_inside(node: Node) -> bool:
+    """May a region draw the numbers of ``node``, so that all that is made of them is as Inductor's kernels have it?
 
-    The mask of a dropout of 16-bit numbers is the same then, wherever it is made.
+    Not where they are cast to 16 bits: a region rounds there, and Inductor's kernels round what they store alone.
+    """
+    is_drawn = draws_as_rand(node) and draws_as_kernels(tensor_of(node).device)
+    return is_drawn and not any(map(_narrows, node.users))
+
+
+def compare_unrounded(graph: Graph) -> None:
+    """Where 16-bit numbers that were drawn are compared, and nothing else, compare what was drawn.
+
+    Inductor's kernels do so, which round what they store alone: the mask of a dropout of 16-bit numbers is the same
+    then, wherever it is made.
     """
     from torch._inductor import config
 
-    if config.emulate_precision_casts:
+    if config.emulate_precision_casts or not config.triton.codegen_upcast_to_fp32:
         return
-    for cast_node in graph.find_nodes(op="call_function", target=torch.ops.prims.convert_element_type.default):
-        drawn = cast(Node, cast_node.args[0])
+    for narrow in filter(_narrows, graph.find_nodes(op="call_function", target=_CAST)):
+        drawn = cast(Node, narrow.args[0])
         if not draws_as_rand(drawn) or not draws_as_kernels(tensor_of(drawn).device):
             continue
-        for user in list(cast_node.users):
-            if user.target in _COMPARISONS:
-                user.replace_input_with(cast_node, drawn)
-        if not cast_node.users:
-            graph.erase_node(cast_node)
+        views = _views_compared(narrow)
+        if views is None:
+            continue
+        narrow.replace_all_uses_with(drawn)
+        graph.erase_node(narrow)
+        for view in views:
+            view.meta["val"] = _as_float32(tensor_of(view))
 
 
-_COMPARISONS = tuple(getattr(torch.ops.aten, name).Scalar for name in ("gt", "ge", "lt", "le"))
+def _narrows(node: Node) -> bool:
+    """Is it a cast to 16 bits?"""
+    return node.target is _CAST and node.args[1] in (torch.float16, torch.bfloat16)
+
+
+def _views_compared(narrow: Node) -> list[Node] | None:
+    """The views through which it is compared; ``None`` where anything else is done with it."""
+    views: list[Node] = []
+    waiting = [narrow]
+    while waiting:
+        for user in waiting.pop().users:
+            if user.target in view_table():
+                views.append(user)
+                waiting.append(user)
+            elif user.target not in _COMPARISONS:
+                return None
+    return views
+
+
+def _as_float32(value: torch.Tensor) -> torch.Tensor:
+    with cast(Any, value).fake_mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=torch.float32, device=value.device)
+
+
+_CAST: Any = torch.ops.prims.convert_element_type.default
+_COMPARISONS = tuple(
+    getattr(getattr(torch.ops.aten, name), kind) for name in ("gt", "ge", "lt", "le") for kind in ("Scalar", "Tensor")
+)
 
 
 def draws_as_kernels(device: torch.device) -> bool:

@@ -31,6 +31,7 @@ from torch.fx.node import map_arg
 from .aten_collectives import NAMESPACE, is_gather, is_start, is_wait
 from .aten_table import aten_ops, is_view, is_widening, why_not
 from .grouping import grouped
+from .random_op import draws_inside
 from .region_parts import parts_of
 from .translation import hinted
 
@@ -123,6 +124,8 @@ def _signature(node: Node) -> str:
     if node.target is operator.getitem and isinstance(node.args[0], Node):
         return _signature(node.args[0])
     given = map_arg((node.args, node.kwargs), _described)
+    if node.target is torch.ops.prims.inductor_random.default:
+        given = (given, draws_inside(node))
     return f"{node.op} {node.target} {given} {_Described(node.meta.get('val'))}"
 
 

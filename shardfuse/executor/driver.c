@@ -356,6 +356,10 @@ static PyObject *launcher(PyObject *module, PyObject *arguments) {
     l->alignments = strdup(alignments);
     l->types = strdup(types);
     l->fixed = calloc((size_t)behind + 2, sizeof *l->fixed); /* a kernel's last two parameters are null pointers */
+    if (!l->alignments || !l->types || !l->fixed) {
+        Py_DECREF(capsule);
+        return PyErr_NoMemory();
+    }
     l->otherwise = Py_NewRef(otherwise);
     l->failed = Py_NewRef(failed);
     for (Py_ssize_t k = 0; k < behind; k++)

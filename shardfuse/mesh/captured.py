@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Any
 
 import torch
 
@@ -17,6 +18,12 @@ def reset_graphs() -> None:
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:
         trees.reset_cudagraph_trees()
-    for found in gc.get_objects():
+    for found in all_objects():
         if issubclass(type(found), torch.cuda.CUDAGraph):
             found.reset()
+
+
+def all_objects() -> list[Any]:
+    """What the collector of garbage knows, objects that `gc.freeze` has put aside among them."""
+    gc.unfreeze()
+    return gc.get_objects()

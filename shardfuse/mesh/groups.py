@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it untyped
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
-from shardfuse.mesh.captured import reset_graphs
+from shardfuse.mesh.captured import all_objects, reset_graphs
 from shardfuse.rank_errors import UnknownGroupError
 
 
@@ -145,7 +144,8 @@ def destroy_groups() -> None:
         _groups.pop(group, None)
     _empty_torch_meshes()
     _forget_as_default(group)
-    if "nccl" in c10d.get_backend_config(group) and torch.cuda.is_initialized():
+    backends: dict[object, str] = cast("Any", c10d)._world.pg_backend_config
+    if torch.cuda.is_initialized() and any("nccl" in backend for backend in backends.values()):
         reset_graphs()
     dist.destroy_process_group()
 
@@ -156,7 +156,7 @@ def _empty_torch_meshes() -> None:
     torch 2.13 holds them for torch.compile alone and finds them by name otherwise; 2.11 holds none. Whoever made a
     mesh, only the collector of garbage knows them all.
     """
-    for mesh in gc.get_objects():
+    for mesh in all_objects():
         if issubclass(type(mesh), TorchDeviceMesh):
             cast("dict[str, object]", getattr(mesh, "_pg_registry", {})).clear()
 

@@ -45,12 +45,12 @@ class Builder:
             raise OperandError(said, "the argument list", operands, f"{op.arity} operands")
         named = places or range(len(operands))
         values = [self._operand(said, k, v) for k, v in zip(named, operands, strict=True)]
-        if all(isinstance(v, Scalar) for v in values):
-            return self._host(name, cast(list[Scalar], values))
         compute, dtype = types(op, values)
         common = "the common type of the operands"
         if name in INTEGERS_ONLY and not compute.is_integral:
             raise OperandError(said, common, compute.name, "integers or Bool: cast them first")
+        if all(isinstance(v, Scalar) for v in values):
+            return self._host(name, cast(list[Scalar], values))
         self._check_integers(said, list(zip(named, values, strict=True))[op.rule is Rule.WHERE :], compute)
         if op.rule is Rule.COMPLEX and any(v.dtype.is_complex for v in values):
             raise OperandError(said, common, "complex", "real parts and imaginary parts")
