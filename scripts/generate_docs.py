@@ -45,7 +45,7 @@ Where a torch call cannot be computed on shards of an axis (a scan along it, a s
 
 ## Numbers
 
-Python's and NumPy's scalars are operands, in the type that the op computes in:
+Python's scalars, and NumPy's in pointwise ops, are operands, in the type that the op computes in:
 
 | number | what happens |
 |---|---|
@@ -64,6 +64,24 @@ line. On a GPU the host does not read indices, because it would have to wait for
 `device-side assert`, after which CUDA takes no more calls. Run the program on a CPU to see which index it was.
 
 `take_along_axis`, `index_put_accumulate` and `select` take negative indices, as torch does; the others do not.
+
+## Random numbers
+
+An element's number follows from a seed and from its place in the unsharded tensor, in row-major order, so that it is
+the same however the tensor is sharded. All are made by Philox 4x32-10.
+
+- `uniform`, `normal`, `dropout`, `rand_like` and `randn_like` take a seed and an offset of the host, both or neither;
+  without them torch's generator of the device gives both, and is moved on in each call. On a mesh that is the first
+  rank's. Element `i` of a `uniform` of 32 bits or fewer is of word `i % 4` of the key `rng_seed` and the counter
+  `(i // 4, rng_offset)`, a `normal`'s, and a Double's, of the words of the counter `(i, rng_offset)`.
+- `philox_uniform(seed, index)` takes seeds and indices that may be tensors: word 0 of the key `seed` and the counter
+  `index`, in float32 as Triton's `tl.rand` has it. The low 32 bits of an index count: numbers come again after 2^32.
+  A `uniform` of the same seed, with offset 0, is made of the same words: give the two different seeds.
+
+Seeds and offsets are integers of 64 bits; 2^63 and more are the negative numbers of the same bits. A seed that each
+rank reads from a tensor of its own gives each rank numbers of its own ([replicas](sharding.md)).
+
+A `dropout` multiplies by the mask, as torch does: a NaN, or an infinity, that is dropped is NaN.
 
 ## Dims
 
@@ -107,9 +125,6 @@ gives one result on a CPU and another on a GPU, or depends on the number of elem
   Half;
 - `pow` of integers by a negative number is the whole part of the quotient (1, -1 or 0; 0 of 0), where torch raises;
 - `imag` of a real tensor is zeros, where torch raises; `any` and `all` of UInt8 are Bool, where torch has uint8;
-- `philox_uniform(seed, index)` is `tl.rand` of Triton: uniform in [0, 1), of the key `seed` and the low 32 bits of the
-  counter `index`, both integers, so that a number is the same in whatever order, and on whichever rank, it is drawn; a
-  `seed` may be a tensor, where `uniform` takes a number of the host;
 - `erfcinv` of less than 1e-7 is what it should be, where torch, which has `erfinv(1 - x)`, gives infinity;
 - shifts by less than 0 or by the type's bits and more are what torch's `bitwise_left_shift` and `bitwise_right_shift`
   give; `logical_right_shift` shifts by nothing, or everything out.

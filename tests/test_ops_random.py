@@ -11,6 +11,7 @@ from ranks import run_ranks
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import OperandError
+from shardfuse.nn import DropoutAddNorm
 from shardfuse.ops import random
 
 FLOATS = (DataType.Double, DataType.Float, DataType.Half, DataType.BFloat16)
@@ -135,5 +136,65 @@ def test_what_cannot_be_drawn() -> None:
     with FusionDefinition() as fd:
         with pytest.raises(OperandError, match=r"ops.uniform: dtype is DataType.Int, expected Double, Float, Half"):
             fd.ops.uniform(0.0, 1.0, shape=[4], dtype=DataType.Int)
-        with pytest.raises(OperandError, match="rng_seed and rng_offset"):
+        with pytest.raises(OperandError, match=r"ops.normal: rng_offset is None, .* given together"):
             fd.ops.normal(0.0, 1.0, shape=[4], rng_seed=3)
+
+
+# --- keys --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [2**63, 2**63 + 5, 2**64 - 1])
+def test_the_sign_of_a_seed_is_a_bit_as_any_other(seed: int) -> None:
+    """As large as what torch's generators have for one."""
+    found: list[list[torch.Tensor]] = []
+    for same in (seed, seed - 2**64):
+        with FusionDefinition(backend="torch") as fd:
+            fd.add_output(fd.ops.dropout(fd.define_tensor([64]), 0.5, same, same))
+            fd.add_output(fd.ops.normal(0.0, 1.0, [64], same, same))
+            fd.add_output(fd.ops.philox_uniform(same, fd.ops.iota(64)))
+        found.append(fd.execute([torch.ones(64)]))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_seeds_and_probabilities_that_are_none() -> None:
+    fd = FusionDefinition(backend="torch")
+    with fd:
+        x, tensor = fd.define_tensor([8]), fd.define_tensor([], dtype=DataType.Int)
+        double = fd.define_scalar()
+        for wrong, said in (
+            (1.5, "rng_seed is 1.5, expected an integer"),
+            (math.nan, "rng_seed is nan, expected an integer"),
+            (double, r"rng_seed is S\d+, expected an integer, or a scalar declared with dtype=DataType.Int"),
+            (tensor, "philox_uniform takes seeds that are tensors"),
+        ):
+            with pytest.raises(OperandError, match=f"ops.dropout: .*{said}"):
+                fd.ops.dropout(x, 0.5, wrong, 0)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(OperandError, match=r"ops.dropout: rng_offset is None, .* given together"):
+            fd.ops.dropout(x, 0.5, 1)
+        with pytest.raises(OperandError, match=r"ops.uniform: rng_seed is None, .* given together"):
+            fd.ops.uniform(0.0, 1.0, [8], rng_offset=1)
+        for p in (-0.1, 1.5, math.nan):
+            with pytest.raises(OperandError, match=r"ops.dropout: p is .*, expected a probability from 0 to 1"):
+                fd.ops.dropout(x, p)
+        with pytest.raises(OperandError, match=r"ops.philox_uniform: seed is 3.5, expected an integer"):
+            fd.ops.philox_uniform(seed=3.5, index=tensor)
+        with pytest.raises(OperandError, match=r"ops.philox_uniform: index is T\d+.*, expected an integer"):
+            fd.ops.philox_uniform(3, x)
+        with pytest.raises(OperandError, match=r"ops.philox_uniform: seed is 3.5, expected an integer"):
+            fd.ops.philox_uniform(3.5, 4)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_what_is_dropped_is_what_torch_drops(p: float) -> None:
+    """NaN, and infinity, that are dropped are NaN: 0 times either."""
+    x = torch.tensor([1.0, -2.0, math.nan, math.inf]).repeat(64)
+    with FusionDefinition(backend="torch") as fd:
+        fd.add_output(fd.ops.dropout(fd.define_tensor([256]), p, 7, 0))
+        fd.add_output(fd.ops.uniform(0.0, 1.0, [256], 7, 0))
+    found, drawn = fd.execute([x])
+    expected = x * (drawn >= p) * (1 / (1 - p) if p < 1 else 0.0)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+    module = DropoutAddNorm(64, p=p or 0.5, norm="rms")
+    _, total = module(torch.full((4, 64), math.nan), torch.zeros(4, 64))
+    assert total.isnan().all()

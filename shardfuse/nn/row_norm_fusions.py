@@ -164,7 +164,7 @@ def normed_rows(fd: FusionDefinition, spec: RowNormSpec) -> NormedRows:
         sizes = [fd.ops.size(total, k) for k in range(spec.ndim)]
         drawn = fd.ops.uniform(0.0, 1.0, sizes)  # pyright: ignore[reportArgumentType]
         mask = fd.ops.ge(drawn, spec.dropout)
-        total = fd.ops.where(mask, fd.ops.mul(total, spec.keep_scale), 0.0)
+        total = fd.ops.mul(fd.ops.mul(total, mask), spec.keep_scale)  # as torch, where a NaN that is dropped stays one
     if spec.residual_dtype is not None:
         residual = define(fd, mesh, spec.at, spec.shape, spec.residual_dtype)
         total = fd.ops.add(fd.ops.cast(residual, dtype=compute), total)
@@ -232,7 +232,7 @@ def _backward(spec: RowNormSpec) -> FusionDefinition:
         d_total = fd.ops.mul(d_total, rstd)
         if from_sum is not None:
             d_total = fd.ops.add(d_total, fd.ops.cast(from_sum, dtype=compute))
-        d_x = d_total if mask is None else fd.ops.where(mask, fd.ops.mul(d_total, spec.keep_scale), 0.0)
+        d_x = d_total if mask is None else fd.ops.mul(fd.ops.mul(d_total, mask), spec.keep_scale)
 
         give(fd, fd.ops.cast(d_x, dtype=spec.dtype), mesh, spec.x.gradient(), spec.at)
         summands = ((spec.weight_dtype, None), (spec.bias_dtype, dy), (spec.input_bias_dtype, d_x))

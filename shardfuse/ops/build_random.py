@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from ..errors import OperandError
 from ..ir.dtype import DataType
@@ -11,6 +12,7 @@ from ..ir.scalar import Scalar, Size
 from ..ir.tensor_view import TensorView
 from .build_calls import CallBuilder
 from .builder import Operand, static
+from .host import python_number
 
 
 class RandomBuilder(CallBuilder):
@@ -40,6 +42,14 @@ class RandomBuilder(CallBuilder):
         """Random numbers of a normal distribution with a mean and a standard deviation."""
         return self._draw("normal", (mean, std), shape, (rng_seed, rng_offset), dtype)
 
+    def philox_uniform(self, seed: Operand, index: Operand) -> TensorView:
+        """A random number, uniform in [0, 1), float32, for each seed and index: integers, broadcast as others are."""
+        given = {"seed": _wrapped(seed), "index": _wrapped(index)}
+        for argument, v in given.items():
+            if not self._operand("philox_uniform", argument, v).dtype.is_integral:
+                raise OperandError("philox_uniform", argument, v, "an integer, or a tensor of integers: cast it first")
+        return cast(TensorView, self._pointwise("philox_uniform", [*given.values()], places=[*given]))
+
     def rand_like(self, x: TensorView) -> TensorView:
         """Random numbers, uniform in [0, 1), in the shape and type of ``x``."""
         return self._draw("uniform", (0.0, 1.0), self._shape_of("rand_like", x), (None, None), x.dtype)
@@ -52,12 +62,13 @@ class RandomBuilder(CallBuilder):
         self, x: TensorView, p: float, rng_seed: Operand | None = None, rng_offset: Operand | None = None
     ) -> TensorView:
         """Elements kept with probability ``1 - p`` and scaled; the mask does not depend on the sharding."""
-        if not 0 <= p < 1:
-            raise OperandError("dropout", "p", p, "a probability below 1")
+        if not 0 <= p <= 1:
+            raise OperandError("dropout", "p", p, "a probability from 0 to 1")
         shape = [_size(n) for n in self.shape(x)]
-        drawn = self.uniform(0.0, 1.0, shape, rng_seed, rng_offset)
+        drawn = self._draw("uniform", (0.0, 1.0), shape, (rng_seed, rng_offset), DataType.Float, "dropout")
         kept = self._tensors("ge", drawn, p)
-        return self._tensors("where", kept, self._tensors("mul", x, 1 / (1 - p)), 0.0)
+        # a product with the mask, as torch has it: a NaN that is dropped stays one
+        return self._tensors("mul", self._tensors("mul", x, kept), 1 / (1 - p) if p < 1 else 0.0)
 
     def _shape_of(self, op: str, x: TensorView) -> list[Size]:
         """For random numbers of the type of ``x``."""
@@ -72,25 +83,49 @@ class RandomBuilder(CallBuilder):
         shape: Sequence[Size],
         key: Sequence[Operand | None],
         dtype: DataType,
+        called: str | None = None,
     ) -> TensorView:
-        self._data_type(op, dtype)
+        """``called``: the op of the caller's line; left out, ``op``."""
+        said = called or op
+        self._data_type(said, dtype)
         if not _is_drawn(dtype):
-            raise OperandError(op, "dtype", dtype, "Double, Float, Half or BFloat16")
+            raise OperandError(said, "dtype", dtype, "Double, Float, Half or BFloat16")
         seed, offset = key
-        if (seed is None) != (offset is None):
-            raise OperandError(op, "rng_seed and rng_offset", (seed, offset), "both of them or none")
-        values = [self._scalar(op, k, v) for k, v in enumerate(parameters)]
-        values += self._drawn() if seed is None else [self._scalar(op, 3, seed), self._scalar(op, 4, offset)]
-        sizes = self._shape_argument(op, shape)
+        both = "an integer: a seed and an offset are given together, or neither"
+        if seed is not None and offset is None:
+            raise OperandError(said, "rng_offset", None, both)
+        if seed is None and offset is not None:
+            raise OperandError(said, "rng_seed", None, both)
+        names = ("minval", "maxval") if op == "uniform" else ("mean", "std")
+        values = [self._number(said, name, v) for name, v in zip(names, parameters, strict=True)]
+        if seed is None or offset is None:
+            values += self._drawn()
+        else:
+            values += [self._key(said, "rng_seed", seed), self._key(said, "rng_offset", offset)]
+        sizes = self._shape_argument(said, shape)
         out = self._fusion.new_tensor(static(sizes), dtype)
         self._fusion.record(Random(op, tuple(sizes), drawn=seed is None), values, out)
         return out
 
-    def _scalar(self, op: str, k: int, v: object) -> Scalar:
-        value = self._operand(op, k, v)
+    def _number(self, op: str, argument: str, v: object) -> Scalar:
+        value = self._operand(op, argument, v)
         if not isinstance(value, Scalar) or value.dtype.is_complex:
-            raise OperandError(op, f"operand {k}", v, "a real number or scalar")
+            raise OperandError(op, argument, v, "a real number or scalar")
         return value
+
+    def _key(self, op: str, argument: str, v: Operand) -> Scalar:
+        value = self._operand(op, argument, _wrapped(v))
+        if isinstance(value, TensorView):
+            raise OperandError(op, argument, v, "an integer or a scalar; philox_uniform takes seeds that are tensors")
+        if not value.dtype.is_integral:
+            raise OperandError(op, argument, v, "an integer, or a scalar declared with dtype=DataType.Int")
+        return value
+
+
+def _wrapped(v: Operand) -> Operand:
+    """A number as 64 bits of which none is a sign: a generator's seed may be 2^63 and more."""
+    number = cast(Operand, python_number(v))
+    return number - 2**64 if isinstance(number, int) and 2**63 <= number < 2**64 else number
 
 
 def _is_drawn(dtype: DataType) -> bool:
