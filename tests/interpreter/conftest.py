@@ -13,8 +13,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 if "triton" in sys.modules and not sys.modules["triton"].knobs.runtime.interpret:
     raise RuntimeError("Triton was imported before TRITON_INTERPRET=1: run tests/interpreter in a process of its own")
 
-from patched_once import patched_once  # while the variable is set: Triton's own functions are interpreted too
-from triton.runtime import interpreter
+from quick_interpreter import quick_parts  # while the variable is set: Triton's own functions are interpreted too
 
 del os.environ["TRITON_INTERPRET"]  # the tests beside these plan and run as without it
 
@@ -23,5 +22,6 @@ del os.environ["TRITON_INTERPRET"]  # the tests beside these plan and run as wit
 def interpreted_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TRITON_INTERPRET", "1")
-        patched.setattr(interpreter, "_patch_lang", patched_once(interpreter._patch_lang))
+        for owner, name, value in quick_parts():
+            patched.setattr(owner, name, value)
         yield
