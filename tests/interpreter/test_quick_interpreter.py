@@ -39,11 +39,12 @@ def store(out, x, number: tl.constexpr):
 
 
 @interpreter.InterpretedFunction
-def reduced(x, out, counts, axis: tl.constexpr, number: tl.constexpr):
+def reduced(x, out, apart, counts, axis: tl.constexpr, number: tl.constexpr):
     """Of a block of 8 rows of 16, along one axis of it, or of all (axis 2)."""
     at = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
     block = tl.load(x + at)
     along: tl.constexpr = None if axis == 2 else axis
+    tl.store(apart + at, block - tl.reduce(block, along, maximum, keep_dims=True))
     store(out, tl.reduce(block, along, maximum, keep_dims=True), number)
     store(out + number, tl.reduce(block, along, first, keep_dims=True), number)
     store(out + 2 * number, tl.reduce(block, along, last, keep_dims=True), number)
@@ -64,13 +65,14 @@ def test_reductions(axis: int, number: int, has_nan: bool, monkeypatch: pytest.M
     x, counts = torch.randn(8, 16).mul(4).round().div(4), torch.randint(1, 9, (8, 16)).float()
     if has_nan:
         x[3, 7] = float("nan")
-    made = [torch.full((8, number), -1.0) for _ in range(2)]
+    made, apart = ([torch.full((8, n), -1.0) for _ in range(2)] for n in (number, 16))
     assert interpreter.ReduceOps.generic_reduce is not OWN
-    reduced[(1,)](x, made[0], counts, axis, number)
+    reduced[(1,)](x, made[0], apart[0], counts, axis, number)
     monkeypatch.setattr(interpreter.ReduceOps, "generic_reduce", OWN)
-    reduced[(1,)](x, made[1], counts, axis, number)
+    reduced[(1,)](x, made[1], apart[1], counts, axis, number)
     quick, own = made
     assert torch.equal(quick[:6].view(torch.int32), own[:6].view(torch.int32))
+    assert torch.equal(apart[0].view(torch.int32), apart[1].view(torch.int32))
     torch.testing.assert_close(quick[6:], own[6:], equal_nan=True, rtol=1e-5, atol=1e-5)
     assert own[0].isnan().any() == has_nan
 
