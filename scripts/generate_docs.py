@@ -65,15 +65,15 @@ line. On a GPU the host does not read indices, because it would have to wait for
 
 `take_along_axis`, `index_put_accumulate` and `select` take negative indices, as torch does; the others do not.
 
-## Random numbers
+## Which random numbers
 
 An element's number follows from a seed and from its place in the unsharded tensor, in row-major order, so that it is
 the same however the tensor is sharded. All are made by Philox 4x32-10.
 
-- `uniform`, `normal`, `dropout`, `rand_like` and `randn_like` take a seed and an offset of the host, both or neither;
-  without them torch's generator of the device gives both, and is moved on in each call. On a mesh that is the first
-  rank's. Element `i` of a `uniform` of 32 bits or fewer is of word `i % 4` of the key `rng_seed` and the counter
-  `(i // 4, rng_offset)`, a `normal`'s, and a Double's, of the words of the counter `(i, rng_offset)`.
+- `uniform`, `normal` and `dropout` take a seed and an offset of the host, both or neither; without them, and for
+  `rand_like` and `randn_like`, torch's generator of the device gives both, and is moved on in each call. On a mesh that
+  is the first rank's. Element `i` of a `uniform` of 32 bits or fewer is of word `i % 4` of the key `rng_seed` and the
+  counter `(i // 4, rng_offset)`, a `normal`'s, and a Double's, of the words of the counter `(i, rng_offset)`.
 - `philox_uniform(seed, index)` takes seeds and indices that may be tensors: word 0 of the key `seed` and the counter
   `index`, in float32 as Triton's `tl.rand` has it. The low 32 bits of an index count: numbers come again after 2^32.
   A `uniform` of the same seed, with offset 0, is made of the same words: give the two different seeds.

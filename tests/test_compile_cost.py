@@ -258,6 +258,25 @@ def test_a_dropout_before_a_norm(columns: int, gains: bool, monkeypatch: pytest.
     assert cost.gains is gains, str(cost)
 
 
+def test_what_counts_as_work() -> None:
+    """Of a convolution's gradients, of which one may not be wanted, and of attention."""
+    aten = torch.ops.aten
+
+    def gradient_of_weight(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        wanted = [False, True, False]
+        return aten.convolution_backward(dy, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted)[1]
+
+    with FakeTensorMode():
+        x, w, q = (
+            torch.empty(shape, dtype=BF16, device="cuda")
+            for shape in ((32, 256, 56, 56), (256, 256, 3, 3), (8, 16, 4096, 64))
+        )
+        assert hides_host(graph_of(lambda x, w: F.conv2d(x, w, padding=1), [x, w]).graph)
+        assert hides_host(graph_of(gradient_of_weight, [x, w, torch.empty_like(x)]).graph)
+        assert hides_host(graph_of(aten._scaled_dot_product_flash_attention, [q, q, q]).graph)
+        assert not hides_host(graph_of(lambda x: x.sum(), [x]).graph)
+
+
 def test_symbols_of_products_stay_symbols() -> None:
     """Sizes of the call count, and nothing is guarded; one that only the run tells counts for nothing."""
     shape_env = ShapeEnv()

@@ -32,10 +32,10 @@ def hides_host(graph: Graph) -> bool:
 def _flops(node: Node) -> float:
     """Of a product on a GPU; 0 for any other op."""
     value = node.meta.get("val")
-    first = value[0] if isinstance(value, tuple | list) and value else value
+    is_on_gpu = any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in _flat(value))
     op = getattr(node.target, "overloadpacket", None)
     count: Callable[..., Any] | None = cast("dict[object, Callable[..., Any]]", flop_registry).get(op)
-    if count is None or not isinstance(first, torch.Tensor) or first.device.type != "cuda":
+    if count is None or not is_on_gpu:
         return 0.0
     values = [v for n in (node, *node.all_input_nodes) for v in _flat(n.meta.get("val", _UNKNOWN))]
     if not all(map(_is_known, values)):
