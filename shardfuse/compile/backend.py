@@ -13,7 +13,7 @@ from ..errors import PromiseError
 from ..frontend.promise_arguments import promised
 from .compile_errors import CompileOptionError, UnknownOptionError
 
-OPTIONS = ("shardfuse.take", "shardfuse.invariant", "shardfuse.accumulate")
+OPTIONS = ("shardfuse.take",)
 
 
 def backend(
@@ -58,7 +58,7 @@ def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str,
     _check_promises(given.pop("shardfuse.invariant", None), given.pop("shardfuse.accumulate", None))
     if take not in get_args(Take):
         raise CompileOptionError("shardfuse.take", take, get_args(Take))
-    unknown = next((k for k in given if k.startswith("shardfuse.")), None)
+    unknown = next((k for k in given if k.startswith("shardfuse.") or f"shardfuse.{k}" in OPTIONS), None)
     if unknown is not None:
         raise UnknownOptionError(unknown, OPTIONS)
     found = {k.replace("-", "_"): v for k, v in given.items()}

@@ -29,7 +29,7 @@ class UnknownOptionError(ShardfuseError):
     """An option of ``backend="shardfuse"`` that there is not."""
 
     def __init__(self, option: str, known: Sequence[str]) -> None:
-        super().__init__(f"torch.compile has no option {option!r}, expected one of {', '.join(known)}: correct it")
+        super().__init__(f"torch.compile has no option {option!r}, expected {' or '.join(known)}: correct it")
 
 
 class GroupSizeError(ShardfuseError):
