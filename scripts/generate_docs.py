@@ -45,7 +45,7 @@ Where a torch call cannot be computed on shards of an axis (a scan along it, a s
 
 ## Numbers
 
-Python's scalars, and NumPy's in pointwise ops, are operands, in the type that the op computes in:
+Python's and NumPy's scalars are operands, in the type that the op computes in:
 
 | number | what happens |
 |---|---|

@@ -32,17 +32,20 @@ _INPUTS = Sequence[object]
 """What a run is given: each is checked where it is bound to an input of the fusion, by whose name errors go."""
 
 
-def checked(refuse: Refuse, methods: Sequence[str] = ()) -> Callable[[type[T]], type[T]]:
+def checked(
+    refuse: Refuse, methods: Sequence[str] = (), adapt: Callable[[Any], object] | None = None
+) -> Callable[[type[T]], type[T]]:
     """A class decorator: each of ``methods``, or every public one, refuses what its annotations do not allow.
 
     Annotations that only a type checker can read, and kinds of type that are not checked here, allow anything.
+    ``adapt``: gives what stands for an argument from then on.
     """
 
     def decorate(decorated: type[T]) -> type[T]:
         for name, function in inspect.getmembers(decorated, inspect.isfunction):
             if name in methods or (not methods and not name.startswith("_")):
                 said = decorated.__name__ if name == "__init__" else name.lstrip("_")
-                setattr(decorated, name, _checked(said, function, refuse))
+                setattr(decorated, name, _checked(said, function, refuse, adapt))
         return decorated
 
     return decorate
@@ -69,7 +72,9 @@ def misfit(
     return None
 
 
-def _checked(said: str, function: Callable[..., Any], refuse: Refuse) -> Callable[..., Any]:
+def _checked(
+    said: str, function: Callable[..., Any], refuse: Refuse, adapt: Callable[[Any], object] | None
+) -> Callable[..., Any]:
     checks: dict[str, tuple[Check, Hint]] = {}
 
     def prepare() -> None:
@@ -83,6 +88,8 @@ def _checked(said: str, function: Callable[..., Any], refuse: Refuse) -> Callabl
     def call(self: object, *args: object, **kwargs: object) -> object:
         if not checks:
             prepare()
+        if adapt is not None:
+            args, kwargs = tuple(map(adapt, args)), {name: adapt(value) for name, value in kwargs.items()}
         for (name, (fits, hint)), value in zip(checks.items(), args, strict=False):
             if not fits(value):
                 raise refuse(said, name, value, _taken(name, hint))

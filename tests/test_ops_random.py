@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from fusion_check import bound_piece
@@ -198,3 +199,21 @@ def test_what_is_dropped_is_what_torch_drops(p: float) -> None:
     module = DropoutAddNorm(64, p=p or 0.5, norm="rms")
     _, total = module(torch.full((4, 64), math.nan), torch.zeros(4, 64))
     assert total.isnan().all()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Of any width, where an op takes a number and where it takes an operand."""
+    found: list[list[torch.Tensor]] = []
+    for half, seed, three in (
+        (0.5, 4, 3),
+        (np.float32(0.5), np.int64(4), np.int32(3)),
+        (np.float64(0.5), np.uint8(4), 3),
+    ):
+        with FusionDefinition(backend="torch") as fd:
+            x = fd.define_tensor([64])
+            fd.add_output(fd.ops.dropout(x, half, rng_seed=seed, rng_offset=seed))
+            fd.add_output(fd.ops.uniform(half, seed, [64], three, three))
+            fd.add_output(fd.ops.philox_uniform(three, fd.ops.iota(64)))
+            fd.add_output(fd.ops.clamp(x, half, max=half))
+        found.append(fd.execute([torch.ones(64)]))
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))

@@ -15,6 +15,7 @@ from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
 from .build_random import RandomBuilder
 from .builder import Operand, Size, broadcast_shape, normalize_dims
+from .host import python_number
 from .table import POINTWISE
 from .torch_calls import TORCH_CALLS
 
@@ -34,7 +35,7 @@ def _refused(op: str, argument: str, found: object, expected: str) -> OperandErr
     return OperandError(op, argument, found, DataType.expected(found) if "a DataType" in expected else expected)
 
 
-@checked(_refused)
+@checked(_refused, adapt=python_number)
 class Ops(RandomBuilder):
     """Every op of shardfuse.  Pointwise ones take TensorViews, scalars and Python numbers, as numpy broadcasts."""
 
