@@ -53,7 +53,7 @@ class FakeKernel:
 
         numbers = "q" * len(source.integers)
         return self.fake.driver.launcher(
-            4096, 3, source.grid, 128, 64, False, 3, "q", numbers, source.integers, otherwise, failed
+            4096, 3, source.grid, 128, 64, False, "www", "q", numbers, source.integers, otherwise, failed
         )
 
 

@@ -28,19 +28,30 @@ import triton.language as tl
 
 
 @triton.jit
-def philox(seed, offset, index):
-    """Philox 4x32-10: four random words for the key ``seed`` and the counter ``(index, offset)``."""
-    seed, offset = tl.full([], seed, tl.int64), tl.full([], offset, tl.int64)
+def wide_product(a, b):
+    """All 64 bits of the product of two words."""
+    return tl.inline_asm_elementwise("mul.wide.u32 $0, $1, $2;", "=l,r,r", [a, b], tl.uint64, is_pure=True, pack=1)
+
+
+@triton.jit
+def philox_words(seed, offset, index):
+    """What ``philox`` gives, of tensors."""
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c0, c1 = index.to(tl.uint32), (index >> 32).to(tl.uint32)
     c2, c3 = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
     for _ in tl.static_range(10):
-        a, b = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        a, b = wide_product(c0, 0xD2511F53), wide_product(c2, 0xCD9E8D57)
         c0, c1 = (b >> 32).to(tl.uint32) ^ c1 ^ k0, b.to(tl.uint32)
         c2, c3 = (a >> 32).to(tl.uint32) ^ c3 ^ k1, a.to(tl.uint32)
         k0 += 0x9E3779B9
         k1 += 0xBB67AE85
     return c0, c1, c2, c3
+
+
+@triton.jit
+def philox(seed, offset, index):
+    """Philox 4x32-10: four random words for the key ``seed`` and the counter ``(index, offset)``."""
+    return philox_words(tl.full([], seed, tl.int64), tl.full([], offset, tl.int64), index)
 
 
 @triton.jit
