@@ -19,13 +19,13 @@ from shardfuse.compile import random_op, report
 
 DROPPED = 0.25
 """The probability."""
-DRAWS_AS_KERNELS = random_op.draws_as_kernels
+DRAWS_IN_TRITON = random_op.draws_in_triton
 
 
 @pytest.fixture(autouse=True)
 def drawing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs that draw on a CPU are left in no cache."""
-    monkeypatch.setattr(random_op, "draws_as_kernels", lambda device: True)
+    monkeypatch.setattr(random_op, "draws_in_triton", lambda device: True)
     torch._dynamo.reset()
     with config.patch(force_disable_caches=True):
         yield
@@ -187,7 +187,7 @@ def test_what_stays_inductors(which: str, monkeypatch: pytest.MonkeyPatch) -> No
         with config.patch(fallback_random=True):
             run(block, x, x)
     else:
-        monkeypatch.setattr(random_op, "draws_as_kernels", DRAWS_AS_KERNELS)
+        monkeypatch.setattr(random_op, "draws_in_triton", DRAWS_IN_TRITON)
         run(block, x, x)
     assert report().regions
     assert sum(draws()) == 0

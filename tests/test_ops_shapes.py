@@ -131,7 +131,7 @@ def test_what_does_not_fit() -> None:
             fd.ops.slice(x, [0], [1])
         with pytest.raises(OperandError, match="pad_widths"):
             fd.ops.pad(x, [1])
-        with pytest.raises(OperandError, match="bitwise_and: the common type of the operands is 'Float'"):
+        with pytest.raises(OperandError, match=r"bitwise_and: operand 0 is .*Float.*, expected an integer or Bool"):
             fd.ops.bitwise_and(x, x)
         with pytest.raises(OperandError, match=r"reshape: new_shape is \[5, 5\], expected 24 elements"):
             fd.ops.reshape(x, [5, 5])

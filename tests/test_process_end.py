@@ -194,7 +194,7 @@ def test_graphs_are_reset_before_nccl_ends(monkeypatch: pytest.MonkeyPatch) -> N
 
     trees = SimpleNamespace(reset_cudagraph_trees=reset_trees)
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
-    reset_graphs()
+    reset_graphs(gc.get_objects())
     assert order == ["trees"]
     assert all(g.is_reset for g in held["graphs"])
 

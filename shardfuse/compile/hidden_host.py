@@ -13,53 +13,40 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from ..device.region_costs import AHEAD, FLOPS_PER_US, LAUNCH_US
-from .regions import is_kernel
+from ..device.region_costs import FLOPS_PER_US, PRODUCTS_US
+from .regions import is_kernel, tensors_of
 from .translation import hinted
-
-_UNKNOWN = object()
-"""Stands for the value of a node of which the graph does not say it."""
 
 
 def hides_host(graph: Graph) -> bool:
     """At the sizes of the call for which the graph was made."""
     kernels = [n for n in graph.nodes if is_kernel(n)]
-    return sum(map(_flops, kernels)) / FLOPS_PER_US > AHEAD * LAUNCH_US * len(kernels)
+    return sum(map(_flops, kernels)) / FLOPS_PER_US > PRODUCTS_US * len(kernels)
 
 
 def _flops(node: Node) -> float:
-    """Of a product on a GPU; 0 for any other op."""
-    value = node.meta.get("val")
-    is_on_gpu = any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in _flat(value))
+    """Of a product on a GPU; 0 for any other op, and where the inputs of the graph do not tell the sizes."""
     op = getattr(node.target, "overloadpacket", None)
     count: Callable[..., Any] | None = cast("dict[object, Callable[..., Any]]", flop_registry).get(op)
-    if count is None or not is_on_gpu:
+    if count is None or not any(t.device.type == "cuda" for t in tensors_of(node)):
         return 0.0
-    values = [v for n in (node, *node.all_input_nodes) for v in _flat(n.meta.get("val", _UNKNOWN))]
-    if not all(map(_is_known, values)):
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    if any(v is None for v in values) or not all(map(_is_known, tree_leaves(values))):
         return 0.0
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: _sized(n.meta["val"]))
-    return float(count(*args, **kwargs, out_val=_sized(value)))
-
-
-def _flat(value: object) -> list[Any]:
-    return list(cast("list[Any]", value)) if isinstance(value, tuple | list) else [value]
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: tree_map(_sized, n.meta["val"]))
+    return float(count(*args, **kwargs, out_val=tree_map(_sized, node.meta["val"])))
 
 
 def _is_known(value: object) -> bool:
-    """Do the inputs of the graph tell the sizes of a tensor, or the number?"""
-    if value is _UNKNOWN:
-        return False
     sizes = value.shape if isinstance(value, torch.Tensor) else [value]
     return all(n.node.has_hint() for n in sizes if isinstance(n, torch.SymInt))
 
 
-def _sized(value: Any) -> Any:
-    """With numbers in place of symbols, as nothing may come to depend on what is compared here."""
+def _sized(value: object) -> object:
+    """With numbers in place of symbols: what is compared here is no fact that the graph then holds for."""
     if isinstance(value, torch.Tensor):
         return torch.empty(tuple(map(hinted, value.shape)), dtype=value.dtype, device="meta")
-    if isinstance(value, tuple | list):
-        return tuple(map(_sized, cast("list[Any]", value)))
     return hinted(value) if isinstance(value, torch.SymInt) else value

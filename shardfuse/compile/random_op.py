@@ -30,8 +30,7 @@ def draws_as_rand(node: Node) -> bool:
     """Is ``node`` Inductor's draw of uniform numbers, each by its own place alone?"""
     from torch._inductor import config
 
-    is_draw = isinstance(node.target, torch._ops.OpOverload) and node.target.name() == "prims::inductor_random"
-    if not is_draw or len(node.args) != 3 or node.args[2] != "rand" or node.kwargs:
+    if not is_draw(node) or len(node.args) != 3 or node.args[2] != "rand" or node.kwargs:
         return False
     if config.fallback_random or getattr(config, "align_random_eager", False):
         return False
@@ -63,8 +62,7 @@ def draws_inside(node: Node) -> bool:
 
     Not where they are cast to 16 bits: a region rounds there, and Inductor's kernels round what they store alone.
     """
-    is_drawn = draws_as_rand(node) and draws_as_kernels(tensor_of(node).device)
-    return is_drawn and not any(map(_narrows, node.users))
+    return _draws_by_place(node) and not any(map(_narrows, node.users))
 
 
 def compare_unrounded(graph: Graph) -> None:
@@ -79,9 +77,7 @@ def compare_unrounded(graph: Graph) -> None:
         return
     for narrow in filter(_narrows, graph.find_nodes(op="call_function", target=_CAST)):
         drawn = cast(Node, narrow.args[0])
-        if not draws_as_rand(drawn) or not draws_as_kernels(tensor_of(drawn).device):
-            continue
-        views = _views_compared(narrow)
+        views = _views_compared(narrow) if _draws_by_place(drawn) else None
         if views is None:
             continue
         narrow.replace_all_uses_with(drawn)
@@ -97,11 +93,11 @@ def _narrows(node: Node) -> bool:
 
 def _views_compared(narrow: Node) -> list[Node] | None:
     """The views through which it is compared; ``None`` where anything else is done with it."""
-    views: list[Node] = []
+    views, of_views = list[Node](), view_table()
     waiting = [narrow]
     while waiting:
         for user in waiting.pop().users:
-            if user.target in view_table():
+            if user.target in of_views:
                 views.append(user)
                 waiting.append(user)
             elif user.target not in _COMPARISONS:
@@ -120,9 +116,18 @@ _COMPARISONS = tuple(
 )
 
 
-def draws_as_kernels(device: torch.device) -> bool:
+def _draws_by_place(node: Node) -> bool:
+    return draws_as_rand(node) and draws_in_triton(tensor_of(node).device)
+
+
+def draws_in_triton(device: torch.device) -> bool:
     """Does Inductor draw by ``tl.rand`` there?  On a CPU its numbers are others."""
     return device.type == "cuda"
+
+
+def is_draw(node: Node) -> bool:
+    """Is it Inductor's draw of random numbers, of any kind?"""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.name() == "prims::inductor_random"
 
 
 def is_seed(node: Node) -> bool:

@@ -31,7 +31,7 @@ from torch.fx.node import map_arg
 from .aten_collectives import NAMESPACE, is_gather, is_start, is_wait
 from .aten_table import aten_ops, is_view, is_widening, why_not
 from .grouping import grouped
-from .random_op import draws_inside
+from .random_op import draws_inside, is_draw
 from .region_parts import parts_of
 from .translation import hinted
 
@@ -116,7 +116,7 @@ def _in_parts(group: list[Node], number: Mapping[Node, int], heavy: Sequence[int
 def is_kernel(n: Node) -> bool:
     """Is it computed by a kernel that is not one of pointwise ops?"""
     is_other = is_view(n) or is_fusable(n) or n.target is operator.getitem or n.target in aten_ops().factories
-    return n.op == "call_function" and not is_other and bool(_tensors_of(n)) and "inductor_" not in str(n.target)
+    return n.op == "call_function" and not is_other and bool(tensors_of(n)) and "inductor_" not in str(n.target)
 
 
 def _signature(node: Node) -> str:
@@ -124,7 +124,7 @@ def _signature(node: Node) -> str:
     if node.target is operator.getitem and isinstance(node.args[0], Node):
         return _signature(node.args[0])
     given = map_arg((node.args, node.kwargs), _described)
-    if node.target is torch.ops.prims.inductor_random.default:
+    if is_draw(node):
         given = (given, draws_inside(node))
     return f"{node.op} {node.target} {given} {_Described(node.meta.get('val'))}"
 
@@ -205,11 +205,11 @@ def _siblings(nodes: Sequence[Node], number: dict[Node, int]) -> list[tuple[int,
 
 def _is_on_one_device(a: Node, b: Node) -> bool:
     """A number on the CPU may be read on a GPU, and is computed elsewhere then."""
-    devices = {v.device for v in (*_tensors_of(a), *_tensors_of(b))}
+    devices = {v.device for v in (*tensors_of(a), *tensors_of(b))}
     return len(devices) < 2
 
 
-def _tensors_of(n: Node) -> list[torch.Tensor]:
+def tensors_of(n: Node) -> list[torch.Tensor]:
     """The results of a node."""
     value: object = n.meta.get("val")
     values = cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
@@ -289,7 +289,7 @@ def _without_draws_beside_collectives(group: Sequence[Node]) -> Sequence[Node]:
     """Each rank draws by seeds of its own: a mask is read, as any other tensor of which ranks have different ones."""
     if not any(map(is_start, group)):
         return group
-    return [n for n in group if n.target is not torch.ops.prims.inductor_random.default]
+    return [n for n in group if not is_draw(n)]
 
 
 def _without_narrowing_rim(group: Sequence[Node]) -> list[Node]:

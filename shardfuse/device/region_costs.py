@@ -18,8 +18,10 @@ HOST_US = 5.0
 where the GPU is behind the host."""
 FLOPS_PER_US = 9.9e8
 """Of matrix products of 16-bit numbers, at most."""
-LAUNCH_US, AHEAD = 6.0, 2.0
-"""Of the host for a kernel of a compiled graph; a GPU that has this many times as much to do falls behind it."""
+PRODUCTS_US = 12.0
+"""Of products at that rate for each kernel that is not pointwise, from which on the GPU is behind the host.  Graphs of
+BERT-large and ViT-L have 13 to 18, those of ResNet-50 less than 7: where a step takes 39 and 25 ms of the GPU, it takes
+29 and 27 of the host."""
 SHARE_OF_COPY = {
     "persistent": 0.88,
     "mix_order": 0.80,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it untyped
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
-from shardfuse.mesh.captured import all_objects, reset_graphs
+from shardfuse.mesh.captured import reset_graphs
 from shardfuse.rank_errors import UnknownGroupError
 
 
@@ -139,24 +140,26 @@ def destroy_groups() -> None:
     What the caller holds of them, as in a variable, stays open until the process ends; but for CUDA graphs, which are
     reset where NCCL would wait for them.
     """
-    group = default_group()
     with _groups_lock:
-        _groups.pop(group, None)
-    _empty_torch_meshes()
-    _forget_as_default(group)
+        _groups.pop(default_group(), None)
+    gc.unfreeze()  # or the collector would not tell of what the caller has put aside
+    objects = gc.get_objects()
+    _empty_torch_meshes(objects)
     backends: dict[object, str] = cast("Any", c10d)._world.pg_backend_config
     if torch.cuda.is_initialized() and any("nccl" in backend for backend in backends.values()):
-        reset_graphs()
+        reset_graphs(objects)
+    del objects  # which hold the groups
+    _forget_as_default(default_group())
     dist.destroy_process_group()
 
 
-def _empty_torch_meshes() -> None:
+def _empty_torch_meshes(objects: Sequence[object]) -> None:
     """Empty what meshes of torch's hold of their groups, since they live as long as the DTensors on them.
 
     torch 2.13 holds them for torch.compile alone and finds them by name otherwise; 2.11 holds none. Whoever made a
     mesh, only the collector of garbage knows them all.
     """
-    for mesh in all_objects():
+    for mesh in objects:
         if issubclass(type(mesh), TorchDeviceMesh):
             cast("dict[str, object]", getattr(mesh, "_pg_registry", {})).clear()
 

@@ -12,7 +12,6 @@ from ..ir.scalar import Scalar, Size
 from ..ir.tensor_view import TensorView
 from .build_calls import CallBuilder
 from .builder import Operand, static
-from .host import python_number
 
 
 class RandomBuilder(CallBuilder):
@@ -44,11 +43,8 @@ class RandomBuilder(CallBuilder):
 
     def philox_uniform(self, seed: Operand, index: Operand) -> TensorView:
         """A random number, uniform in [0, 1), float32, for each seed and index: integers, broadcast as others are."""
-        given = {"seed": _wrapped(seed), "index": _wrapped(index)}
-        for argument, v in given.items():
-            if not self._operand("philox_uniform", argument, v).dtype.is_integral:
-                raise OperandError("philox_uniform", argument, v, "an integer, or a tensor of integers: cast it first")
-        return cast(TensorView, self._pointwise("philox_uniform", [*given.values()], places=[*given]))
+        given = [_wrapped(seed), _wrapped(index)]
+        return cast(TensorView, self._pointwise("philox_uniform", given, places=("seed", "index")))
 
     def rand_like(self, x: TensorView) -> TensorView:
         """Random numbers, uniform in [0, 1), in the shape and type of ``x``."""
@@ -124,8 +120,7 @@ class RandomBuilder(CallBuilder):
 
 def _wrapped(v: Operand) -> Operand:
     """A number as 64 bits of which none is a sign: a generator's seed may be 2^63 and more."""
-    number = cast(Operand, python_number(v))
-    return number - 2**64 if isinstance(number, int) and 2**63 <= number < 2**64 else number
+    return v - 2**64 if isinstance(v, int) and 2**63 <= v < 2**64 else v
 
 
 def _is_drawn(dtype: DataType) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast, overload
 
 from ..errors import AxisError, OperandError
@@ -45,10 +45,10 @@ class Builder:
             raise OperandError(said, "the argument list", operands, f"{op.arity} operands")
         named = places or range(len(operands))
         values = [self._operand(said, k, v) for k, v in zip(named, operands, strict=True)]
+        if name in INTEGERS_ONLY:
+            self._check_integral(said, dict(zip(named, values, strict=True)))
         compute, dtype = types(op, values)
         common = "the common type of the operands"
-        if name in INTEGERS_ONLY and not compute.is_integral:
-            raise OperandError(said, common, compute.name, "integers or Bool: cast them first")
         if all(isinstance(v, Scalar) for v in values):
             return self._host(name, cast(list[Scalar], values))
         self._check_integers(said, list(zip(named, values, strict=True))[op.rule is Rule.WHERE :], compute)
@@ -60,6 +60,12 @@ class Builder:
         out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
         self._fusion.record(Pointwise(name), values, out)
         return out
+
+    def _check_integral(self, op: str, values: Mapping[int | str, TensorView | Scalar]) -> None:
+        for k, v in values.items():
+            if not v.dtype.is_integral:
+                found = v.value if isinstance(v, Scalar) and v.is_literal else v
+                raise OperandError(op, _place(k), found, "an integer or Bool: cast it first")
 
     def _tensors(self, name: str, *operands: Operand) -> TensorView:
         """As ``_pointwise`` where an operand is a tensor."""

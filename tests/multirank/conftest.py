@@ -10,6 +10,7 @@ where its threads are; where it hangs on a GPU, from which no timeout returns, t
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -102,7 +103,7 @@ def end_world(device: torch.device) -> None:
     """NCCL would wait for graphs that tests have left."""
     if dist.is_initialized():
         if device.type == "cuda":
-            reset_graphs()
+            reset_graphs(gc.get_objects())
         dist.destroy_process_group()
 
 
