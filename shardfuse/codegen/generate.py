@@ -94,8 +94,9 @@ def _kernel(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, p
         body = ["", Branch(test, whole.body, e.body)]
     else:
         body = e.body
-    accesses = (*(whole.accesses if whole else ()), *e.accesses)
-    return replace(kernel, body=[*preamble, *body], helpers=e.helpers, accesses=(accesses,))
+    # a program takes one branch: both are told of once, where they read and write the same places
+    accesses = e.accesses if whole is None or whole.accesses == e.accesses else [*whole.accesses, *e.accesses]
+    return replace(kernel, body=[*preamble, *body], helpers=e.helpers, accesses=(tuple(accesses),))
 
 
 def _emitted(

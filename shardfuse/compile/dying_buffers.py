@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 from torch._inductor import config, ir
 from torch._inductor.codegen.wrapper import FreeLine, PythonWrapperCodegen
 from torch._inductor.virtualized import V
@@ -36,9 +37,20 @@ def dying_buffers(inputs: Sequence[Any]) -> dict[int, Any]:
     for k, (name, x) in enumerate(zip(names, inputs, strict=True)):
         if names.count(name) == 1 and name in node.last_usage and x.get_layout().offset == 0:
             buffer = _owned(name)
-            if buffer is not None and buffer.get_size() != []:  # a kernel has numbers as well
+            if (
+                buffer is not None and buffer.get_size() != [] and _holds_gaps(buffer, x)
+            ):  # a kernel has numbers as well
                 found[k] = buffer
     return found
+
+
+def _holds_gaps(buffer: Any, x: Any) -> bool:
+    """Where rows of ``x`` are apart, has ``buffer`` the gap behind the last row as well?"""
+    own = buffer.get_layout()
+    allocated = 1 + sum((n - 1) * s for n, s in zip(own.size, own.stride, strict=True))
+    spans = (n * s for n, s in zip(x.get_size(), x.get_stride(), strict=True))
+    known = V.graph.sizevars
+    return all(known.statically_known_leq(sympy.expand(span - allocated), 0) for span in spans)
 
 
 def _owned(name: str) -> Any:

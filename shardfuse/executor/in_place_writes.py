@@ -15,6 +15,7 @@ that its caller gives up shares it with none, and its memory is the output's::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 
@@ -46,22 +47,51 @@ def reads_before_it_writes(source: KernelSource, read: BoundTensor, written: Bou
     return is_once and all(own.index(a) < first[a.place] for a in loads)
 
 
+def has_its_room(read_as: torch.Tensor, written_as: torch.Tensor) -> bool:
+    """Is ``written_as`` dense, and has it as many elements as ``read_as`` has with the gaps between its rows and the
+    one behind the last?"""
+    width = _row_length(read_as)
+    if width is None or not is_dense(written_as):
+        return False
+    if not is_dense(read_as) and [width] != [written_as.shape[d] for d in _by_stride(written_as)[-1:]]:
+        return False
+    rows = prod(read_as.shape[d] for d in _by_stride(read_as)[:-1])
+    return rows * width == written_as.numel()
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """Are there no gaps between its elements, and none that share a place?"""
-    step = 1
-    for d in reversed(_by_stride(tensor)):
+    dims = _by_stride(tensor)
+    return _row_length(tensor) == (tensor.shape[dims[-1]] if dims else 1)
+
+
+def _row_length(tensor: torch.Tensor) -> int | None:
+    """How far the rows of ``tensor`` are apart, along the dim whose elements are neighbours, where nothing else has
+    gaps; ``None`` where something has, or where elements share a place."""
+    dims = _by_stride(tensor)
+    if not dims:
+        return 1
+    *outer, inner = dims
+    width = tensor.stride(outer[-1]) if outer else tensor.shape[inner]
+    step = width
+    for d in reversed(outer):
         if tensor.stride(d) != step:
-            return False
+            return None
         step *= tensor.shape[d]
-    return True
+    return width if tensor.stride(inner) == 1 and width >= tensor.shape[inner] else None
 
 
 def in_same_order(
     read: Sequence[Axis], read_as: torch.Tensor, written: Sequence[Axis], written_as: torch.Tensor
 ) -> bool:
-    """Do elements that dense tensors have of the same indices follow one another alike in memory?"""
-    first, second = (joined(axes[d] for d in _by_stride(t)) for axes, t in ((read, read_as), (written, written_as)))
-    return first == second
+    """Are elements of the same indices at the same places of memory?  For tensors of which ``has_its_room`` holds.
+
+    Where rows have gaps, their elements are taken to have the same index along the row: only rows are compared.
+    """
+    first, second = _by_stride(read_as), _by_stride(written_as)
+    if not is_dense(read_as):
+        first, second = first[:-1], second[:-1]
+    return joined(read[d] for d in first) == joined(written[d] for d in second)
 
 
 def _by_stride(tensor: torch.Tensor) -> list[int]:

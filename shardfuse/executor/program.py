@@ -50,7 +50,7 @@ from .evaluation import evaluation_of, one_or_all
 from .fitting import Fit, fitted, launches_of
 from .host_program import Program, bound_text, device_calls
 from .host_scalars import host_steps, scalar_text
-from .in_place_writes import in_same_order, is_dense, reads_before_it_writes
+from .in_place_writes import has_its_room, in_same_order, reads_before_it_writes
 from .kernel import Kernel
 from .launch import index_of
 from .program_tensors import Storage, arguments_of
@@ -181,7 +181,7 @@ class ProgramBuilder(CollectiveSteps):
         if tensor in self.fusion.aliases:
             alike = (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
         else:
-            alike = is_dense(y) and is_dense(x) and y.numel() == x.numel()
+            alike = has_its_room(y, x)
         if alike and target in source.tensors:
             alike = in_same_order(target.domain.local_axes(), y, tensor.domain.local_axes(), x)
         return is_given and alike and reads_before_it_writes(source, target, tensor)

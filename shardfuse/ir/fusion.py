@@ -53,7 +53,7 @@ class Fusion:
         """Outputs that are written into an input's storage and not returned."""
         self.given_up: tuple[TensorView, ...] = ()
         """Inputs that nobody reads behind a call, each in a storage that nothing else has: an output may be stored over
-        one."""
+        one.  Rows with gaps between them are given up with these, and with as large a gap behind the last row."""
         self.promises = Promises()
         self.wraps_integers = False
         """Do integers beyond a narrower type wrap, as eager torch has it?  Else they are refused."""

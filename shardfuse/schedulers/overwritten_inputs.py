@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..device import WARP
-from ..ir.expr import BoundFusion, BoundTensor, Value
+from ..ir.expr import BoundFusion, BoundTensor, Value, reads_of
 from ..segments.segment import Segment
 from . import ALONE
 from .plan import KernelPlan
@@ -71,15 +71,29 @@ def _is_each_threads_own(kernel: KernelPlan, read: BoundTensor, written: BoundTe
     """
     space, schedule = kernel.space, kernel.schedule
     everything = frozenset((*space.x, *space.r))
+    loaded = _loaded_in_place(read, kernel.segment)
     return (
-        _is_made_of(written, read, kernel.segment)
+        loaded is not None
+        and _is_made_of(written, loaded, kernel.segment)
         and not any(read in stage.segment.inputs for stage in kernel.stages[1:])
         and schedule.access is Access.NATIVE
-        and all(read is not w.tensors[0] for w in kernel.segment.windows.values())  # at other places than it writes
-        and space.atoms.get(read) == everything
+        and space.atoms.get(loaded) == everything
         and space.atoms.get(written) == everything
         and schedule.kept * schedule.reduced >= WARP * schedule.launch.warps
     )
+
+
+def _loaded_in_place(read: BoundTensor, segment: Segment) -> BoundTensor | None:
+    """As what the kernel loads ``read``, where each element is at its own index: as itself, or as one window that adds
+    elements behind the ends of its axes.  Else ``None``."""
+    windows = [e for e in segment.windows.values() if e.tensors[0] is read]
+    if not windows:
+        return read
+    if len(windows) > 1 or read in segment.loads:
+        return None
+    (window,) = windows
+    is_in_place = all((r.offset, r.step, r.start) == (0, 1, 0) for r in reads_of(window))
+    return window.output if is_in_place else None
 
 
 def _is_made_of(made: BoundTensor, read: BoundTensor, segment: Segment) -> bool:

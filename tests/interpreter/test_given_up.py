@@ -135,6 +135,63 @@ def test_gaps_are_nobodys() -> None:
     check(fd, [x], [x.softmax(1)], [None])
 
 
+def padded(fd: FusionDefinition, x: TensorView, behind: int) -> TensorView:
+    """Zeros behind the ends of rows, and what stands before them negated."""
+    return fd.ops.pad(fd.ops.neg(x), [0, behind, 0, 0])
+
+
+def test_rows_with_gaps_are_written_over_with_their_padding() -> None:
+    """As the gradient of logits that Inductor pads for a matrix product."""
+    x = values(6, 48)[:, :40]
+    for behind, over in ((8, 0), (16, None), (4, None)):
+        fd = fused([(6, 40)], lambda fd, v: [padded(fd, v[0], behind)], [0])  # noqa: B023 - called at once
+        given = torch.full((6, 48), torch.nan)
+        given[:, :40] = x
+        right = F.pad(-x, (0, behind))
+        for _ in range(2):
+            (found,) = fd.execute([(copy := given.clone())[:, :40]])
+            assert torch.equal(found, right)
+            assert same_memory(found, copy) == (over == 0)
+
+
+def test_long_rows_with_gaps_and_the_sums_of_their_columns() -> None:
+    """Blocks at the end of a row have a branch of their own."""
+    x = values(40, 1048)[:, :1042]
+
+    def define(fd: FusionDefinition, v: list[TensorView]) -> list[TensorView]:
+        made = fd.ops.pad(fd.ops.neg(v[0]), [0, 6, 0, 0])
+        return [made, fd.ops.sum(made, [0])]
+
+    given = torch.full((40, 1048), torch.nan)
+    given[:, :1042] = x
+    found, total = fused([(40, 1042)], define, [0]).execute([given[:, :1042]])
+    assert torch.equal(found, F.pad(-x, (0, 6)))
+    torch.testing.assert_close(total, F.pad(-x.sum(0), (0, 6)))
+    assert same_memory(found, given)
+
+
+@pytest.mark.parametrize("name", ["before", "of columns", "rows cut short", "beside what stands there"])
+def test_padding_that_moves_elements_takes_no_memory(name: str) -> None:
+    x = values(6, 48)[:, :40]
+    defines: dict[str, tuple[Define, torch.Tensor]] = {
+        "before": (lambda fd, v: [fd.ops.pad(fd.ops.neg(v[0]), [8, 0, 0, 0])], F.pad(-x, (8, 0))),
+        "of columns": (lambda fd, v: [fd.ops.pad(fd.ops.neg(v[0]), [0, 8, 0, 1])], F.pad(-x, (0, 8, 0, 1))),
+        "rows cut short": (lambda fd, v: [padded(fd, fd.ops.slice(v[0], [1, 0], [6, 40]), 8)], F.pad(-x[1:], (0, 8))),
+        "beside what stands there": (
+            lambda fd, v: [fd.ops.add(padded(fd, v[0], 8), fd.ops.pad(fd.ops.flip(v[0], [0]), [0, 8, 0, 0]))],
+            F.pad(x.flip(0) - x, (0, 8)),
+        ),
+    }
+    define, right = defines[name]
+    given = torch.full((6, 48), torch.nan)
+    given[:, :40] = x
+    before = given.clone()
+    (found,) = fused([(6, 40)], define, [0]).execute([given[:, :40]])
+    torch.testing.assert_close(found, right)
+    assert not same_memory(found, given)
+    torch.testing.assert_close(given, before, equal_nan=True)
+
+
 def test_a_second_kernel_still_reads_it() -> None:
     x = values(64, 64)
 
@@ -220,6 +277,26 @@ def test_inductor_lets_go_of_what_was_taken(dynamic: bool, calls: list[Any]) -> 
             name = line.rstrip(")").rpartition("(")[2].rpartition(", ")[2]
             assert lines[at + 1] == f"del {name}", code
             assert not any(re.search(rf"\b{name}\b", other) for other in lines[at + 2 :])
+
+
+def test_padding_is_written_over_rows_with_gaps(calls: list[Any]) -> None:
+    """Not where the memory ends with the last row's elements."""
+    x, w = values(24, 16), values(16, 160, seed=1)
+    row, wide = values(1, 16), values(16, 23 * 160 + 152, seed=1)
+
+    def with_sums(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (made := F.pad(y.exp(), (0, 8))), made.sum(0)
+
+    cases: list[tuple[Callable[..., Any], tuple[torch.Tensor, torch.Tensor], bool]] = [
+        (lambda x, w: with_sums((x @ w)[:, :152]), (x, w), True),
+        (lambda x, w: with_sums((x @ w).as_strided((24, 152), (160, 1))), (row, wide), False),
+    ]
+    for f, inputs, is_over in cases:
+        calls.clear()
+        run = compiled(f)
+        for _ in range(2):
+            torch.testing.assert_close(run(*inputs), f(*inputs))
+        assert taken(calls) == [(0, 0)] * is_over
 
 
 KEPT: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
