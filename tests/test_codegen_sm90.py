@@ -327,6 +327,27 @@ def test_a_late_team_on_a_rank_with_one_row() -> None:
     assert found.registers <= schedule.launch.registers
 
 
+def test_a_mask_that_is_stored_goes_through_no_shared_memory() -> None:
+    """A thread draws the elements that it has loaded: no barrier more than where the mask is not stored."""
+    sources: list[KernelSource] = []
+    for stores in (False, True):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor(shape=[8192, 1024], contiguity=True, dtype=DataType.BFloat16)
+            seed = fd.define_tensor(shape=[], dtype=DataType.Int)
+            places = fd.ops.reshape(fd.ops.iota(8192 * 1024, dtype=DataType.Int), [8192, 1024])
+            kept = fd.ops.gt(fd.ops.philox_uniform(seed, places), 0.1)
+            left = fd.ops.mul(fd.ops.cast(x, dtype=DataType.Float), fd.ops.cast(kept, dtype=DataType.Float))
+            fd.add_output(fd.ops.sub(left, fd.ops.mean(left, [1], keepdim=True)))
+            if stores:
+                fd.add_output(kept)
+        shapes = {x: (8192, 1024), seed: ()}
+        inputs = [torch.empty(s, dtype=t.dtype.torch, device="meta") for t, s in shapes.items()]
+        sources += sources_of(fd.fec.plan(shapes), inputs)
+    without, stored = compile_all(sources)
+    assert stored.barriers == without.barriers
+    assert stored.shared == without.shared
+
+
 def test_the_assembler_is_read_rightly() -> None:
     """A kernel that must spill is seen to."""
     (source,) = kernels_of(SM90["layer_norm 20480"])

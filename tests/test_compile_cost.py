@@ -258,6 +258,22 @@ def test_a_dropout_before_a_norm(columns: int, gains: bool, monkeypatch: pytest.
     assert cost.gains is gains, str(cost)
 
 
+def test_a_dropout_before_a_norm_that_a_gradient_is_taken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in BERT-large under autocast: 43.2 us on an H200, where Inductor took 48.3, and 39.8 and 49.9 in its step."""
+    monkeypatch.setattr(random_op, "draws_in_triton", lambda device: True)
+
+    def f(x: torch.Tensor, r: torch.Tensor, seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kept = inductor_prims.random(list(x.shape), seed, "rand") > 0.1
+        variance, mean = torch.var_mean(total := (kept * x) * 1.1 + r, -1, correction=0, keepdim=True)
+        y = (centred := total - mean) * torch.rsqrt(variance + 1e-12)
+        return kept, centred, y, y.bfloat16()
+
+    cost, _ = planned(f, ((8192, 1024), BF16), ((8192, 1024), torch.float32), ((), torch.int64), graphs=True)
+    assert cost.ours == pytest.approx(43.2, rel=0.05)
+    assert cost.inductor == pytest.approx(48.3, rel=0.05)
+    assert cost.gains
+
+
 def test_what_counts_as_work() -> None:
     """Of a convolution's gradients, of which one may not be wanted, and of attention."""
     aten = torch.ops.aten

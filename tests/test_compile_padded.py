@@ -400,3 +400,33 @@ def test_a_product_that_reads_the_tensor_as_it_is_reads_a_slice_of_the_padded_on
     assert turned.args[0].meta["val"].stride() == (16, 1)
     for mine, expected in zip(listed(gm(*given)), f(*given), strict=True):
         torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.parametrize("columns", [125, 127])
+def test_a_products_rows_are_padded_where_they_begin_no_tile(columns: int) -> None:
+    """And cut off behind it; undone where no region stores the padded tensor."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.softmax(-1)
+        return aten.constant_pad_nd.default(y, [0, 3]) @ w, y.t() @ a, a.t() @ y
+
+    given = [numbers(6, columns), numbers(columns + 3, 4), numbers(6, 5)]
+    gm = graph_of(f, given)
+    assert len(share_pads(gm.graph)) == 1
+    gm.graph.lint()
+    products = gm.graph.find_nodes(op="call_function", target=aten.mm.default)
+    rows = 128 if columns == 125 else columns
+    assert sorted(tuple(n.meta["val"].shape) for n in products) == sorted([(6, 4), (rows, 5), (5, columns)])
+    gm.recompile()
+    for mine, expected in zip(listed(gm(*given)), f(*given), strict=True):
+        torch.testing.assert_close(mine, expected)
+    assert regions_in(gm)[0].outputs == 1
+    gm = graph_of(f, given)
+    (shared,) = share_pads(gm.graph)
+    shared.undo()
+    gm.graph.lint()
+    gm.recompile()
+    targets = [[n.target for n in g.nodes] for g in (gm.graph, graph_of(f, given).graph)]
+    assert sorted(map(str, targets[0])) == sorted(map(str, targets[1]))
+    for mine, expected in zip(listed(gm(*given)), f(*given), strict=True):
+        torch.testing.assert_close(mine, expected)

@@ -17,6 +17,7 @@ from ..ir.scalar import Scalar
 from ..ops.random import BITS, below
 from . import narrow
 from .arithmetic import literal
+from .source import Text
 from .tile import Chunk, Tile
 
 Steps = list[tuple[str, str]]
@@ -74,6 +75,13 @@ def run_of(tile: Tile, expr: Expr, chunk: Chunk) -> int:
     run, block = (8 if space.width >= 8 else 4), chunk.block
     whole = (start, block, chunk.start or 0, along[-1].extent, *steps, *(g.stride for g in along[:-1]))
     return run if all(n % run == 0 for n in whole) else 1
+
+
+def beside_a_load(index: str, loaded: Sequence[Text], lanes: tuple[bool, bool]) -> tuple[str, str]:
+    """``index`` laid out as the first of ``loaded`` that has its ``lanes``, along x and r, and the function for it."""
+    found = (v for v in loaded if v.dtype is DataType.Float and (v.has_x, v.has_r) == lanes and not v.of_blocks)
+    beside = next(found, None)
+    return (index, "") if beside is None else (f"laid_out_as({index}, {beside.text})", "laid_out_as")
 
 
 def function_of(kind: RandomKind, dtype: DataType, run: int = 1) -> str:

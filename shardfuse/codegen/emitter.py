@@ -21,7 +21,7 @@ from . import narrow
 from .accumulators import Accumulator, accumulator
 from .addresses import Addresses
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, number_text, own_functions, pointwise_form
-from .draw import draw, function_of, run_of
+from .draw import beside_a_load, draw, function_of, run_of
 from .loads import hint, in_few, shared_load
 from .row_blocks import first_of_blocks, in_blocks, spread
 from .source import BLOCK, PROGRAM, Text
@@ -184,6 +184,9 @@ class Emitter(Addresses):
             rough, once = may_be_rough(self.plan.segment, expr), is_rounded_apart(self.plan.segment, expr)
             form, texts, dtype = pointwise_form(expr, texts, dtypes, is_precise=own, is_rough=rough, is_rounded=once)
             form, functions = own_functions(form, dtype, interpret=self.interpret)
+            if POINTWISE[op.name].rule is Rule.DRAW:
+                texts[-1], function = beside_a_load(texts[-1], self.loaded(chunk), (has_x, has_r))
+                self.use(function)
             self.use(*functions)
             text = form.format(*texts)
             inexact = must_round(expr)
@@ -194,6 +197,11 @@ class Emitter(Addresses):
         return self.assign(
             self.name(tensor, chunk), text, dtype, has_x, has_r, of_blocks=any(v.of_blocks for v in inputs)
         )
+
+    def loaded(self, chunk: Chunk) -> list[Text]:
+        """What ``chunk`` has been loaded of so far, the narrowest first."""
+        loads = sorted(self.plan.segment.loads, key=lambda t: t.dtype.itemsize)
+        return [self.values[key] for t in loads if (key := self.key(t, chunk)) in self.values]
 
     def inputs_of(self, expr: Expr, chunk: Chunk) -> list[Text]:
         """What ``expr`` reads; what has one number for each block as one for each element, where the output has."""

@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from ..device.region_costs import (
     BYTES_PER_US,
+    DRAWN_POWER,
     GROUP_BESIDE_SHARE,
     GROUP_SHARE,
     HEAVY,
@@ -33,6 +34,7 @@ from ..device.region_costs import (
     INDUCTOR_POINTWISE_OPS_PER_US,
     INDUCTOR_ROW_SHARE,
     INDUCTOR_SCATTERED_SHARE,
+    INDUCTOR_STORED_MASK,
     KERNEL_US,
     L2_BYTES,
     MIXED_COLUMNS,
@@ -106,7 +108,7 @@ def why_never(plan: Explanation) -> str | None:
 
 
 def _ours(plan: Explanation, region: Region) -> float:
-    total, launches = 0.0, 0
+    total, launches, plain = 0.0, 0, 0
     for s in plan.segments:
         if s.scheduler in ("no_op", "communication"):
             continue
@@ -115,12 +117,25 @@ def _ours(plan: Explanation, region: Region) -> float:
         if s.scheduler == "looped" and 10 * s.bytes < 9 * plan.bytes:
             share = share if _is_in_two_steps(region) else UNCONFIRMED_SHARE
         total += s.bytes / (BYTES_PER_US * share)
+        plain += s.bytes
     roots = [*region.reductions, *region.outputs]
     blocks = [schedule.reduced for s in plan.segments for stages in s.schedules for schedule in stages]
     heavy: Mapping[str, int] = HEAVY
     if region.reductions and blocks:
         heavy = _drawn_in_blocks(HEAVY, _kernel_of(region.reductions[0]).reduced, blocks[0])
-    return launches * KERNEL_US + max(total, _computed(region, roots, heavy) / OPS_PER_US)
+    computed = _computed(region, roots, heavy) / OPS_PER_US
+    if any(_draws(n) for n in region.nodes):
+        return launches * KERNEL_US + _beside(plain / BYTES_PER_US, computed)
+    return launches * KERNEL_US + max(total, computed)
+
+
+def _draws(node: Node) -> bool:
+    return _name_of(node) == _DRAW
+
+
+def _beside(moved: float, computed: float) -> float:
+    """Of a kernel that draws numbers, whose bytes and rounds hide each other but in part."""
+    return (moved**DRAWN_POWER + computed**DRAWN_POWER) ** (1 / DRAWN_POWER)
 
 
 def _drawn_in_blocks(heavy: Mapping[str, int], row: int, block: int) -> dict[str, int]:
@@ -288,16 +303,22 @@ def _kernel_us(region: Region, kernel: _ReductionKernel, reductions: Sequence[No
         return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_SCATTERED_SHARE)
     if kernel.is_split:
         return 2 * KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
-    heavy = _drawn_in_blocks(INDUCTOR_HEAVY, kernel.reduced, min(power_of_two(kernel.reduced), INDUCTOR_BLOCK))
+    between = _between(region, roots)
+    draws = any(map(_draws, between))
+    masks = [n for n in between if draws and n in region.outputs and tensor_of(n).dtype is torch.bool]
+    written += sum(map(nbytes, masks))
+    heavy = {**INDUCTOR_HEAVY, _DRAW: INDUCTOR_HEAVY[_DRAW] + INDUCTOR_STORED_MASK * bool(masks)}
+    heavy = _drawn_in_blocks(heavy, kernel.reduced, min(power_of_two(kernel.reduced), INDUCTOR_BLOCK))
     computed = _computed(region, roots, heavy) / INDUCTOR_POINTWISE_OPS_PER_US
     if kernel.reduced <= PERSISTENT_ROW:
-        return KERNEL_US + max((read + written) / (BYTES_PER_US * INDUCTOR_ROW_SHARE), computed)
+        moved = (read + written) / BYTES_PER_US
+        return KERNEL_US + (_beside(moved, computed) if draws else max(moved / INDUCTOR_ROW_SHARE, computed))
     depth = _depths(region)
     passes = 1 + max(depth[n] for n in reductions) - min(depth[n] for n in reductions) + (1 if wide else 0)
     row = read / max(kernel.kept, 1)
     again = REREAD if row * min(RESIDENT_ROWS, kernel.kept) <= L2_BYTES else 1.0
-    moved = read * (1 + again * (passes - 1)) + written
-    return KERNEL_US + max(moved / (BYTES_PER_US * INDUCTOR_LOOP_SHARE), computed)
+    moved = (read * (1 + again * (passes - 1)) + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
+    return KERNEL_US + (_beside(moved, computed) if draws else max(moved, computed))
 
 
 def _is_variance(n: Node) -> bool:
@@ -313,9 +334,12 @@ def _computed(region: Region, roots: Sequence[Node], heavy: Mapping[str, int], s
     for n in _between(region, roots, stored):
         value = n.meta.get("val")
         if isinstance(value, torch.Tensor):
-            name = f"{n.target}.".split(".")[1]  # of aten.erf.default; an item of a result has none
-            total += math.prod(map(hinted, value.shape)) * heavy.get(name, 1)
+            total += math.prod(map(hinted, value.shape)) * heavy.get(_name_of(n), 1)
     return total
+
+
+def _name_of(node: Node) -> str:
+    return f"{node.target}.".split(".")[1]  # of aten.erf.default; an item of a result has none
 
 
 def _kernel_of(node: Node) -> _ReductionKernel:

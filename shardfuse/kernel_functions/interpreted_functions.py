@@ -28,6 +28,11 @@ def wide_product(a, b):
 
 
 @triton.jit
+def laid_out_as(index, loaded):
+    return index
+
+
+@triton.jit
 def exp(x):
     return tl.exp(x)
 

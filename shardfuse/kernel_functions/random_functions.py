@@ -20,6 +20,14 @@ def wide_product(a, b):
     return tl.inline_asm_elementwise("mul.wide.u32 $0, $1, $2;", "=l,r,r", [a, b], tl.uint64, is_pure=True, pack=1)
 
 
+# Triton lays out what follows from indices alone by itself, one element after the other over the threads, where several
+# ops read it.  A mask then goes through shared memory on its way to what it masks.
+@triton.jit
+def laid_out_as(index, loaded):
+    """``index``, a thread having the elements that it has of ``loaded``, float32.  No instruction, and no wait."""
+    return tl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l,f", [index, loaded], tl.int64, is_pure=True, pack=1)
+
+
 @triton.jit
 def philox_words(seed, offset, index):
     """What ``philox`` gives, of tensors."""
