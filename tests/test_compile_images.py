@@ -302,6 +302,21 @@ def test_the_gradient_of_a_max_pool_is_one_op() -> None:
     assert list(found.stride()) == channels_last_strides(found.shape)
 
 
+def test_a_max_pool_is_one_op() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.prims._low_memory_max_pool_with_offsets.default(x, [3, 3], [2, 2], [1, 1], [1, 1], False)
+
+    for x, is_taken in ((numbers(2, 4, 9, 7, last=True), True), (numbers(2, 4, 9, 7), False)):
+        gm = graph_of_backward(f, [x])
+        assert take_pools(gm.graph) == 0, "on a CPU only if all are asked for"
+        assert take_pools(gm.graph, only_gpu=False) == is_taken
+        gm.graph.lint()
+        gm.recompile()
+        for found, right in zip(listed(gm(x)), f(x), strict=True):
+            assert torch.equal(found, right)
+            assert not is_taken or list(found.stride()) == channels_last_strides(found.shape)
+
+
 def graph_of_backward(f: Callable[..., object], given: list[torch.Tensor]) -> GraphModule:
     """Without decompositions, one of which adds windows up in float32 on a CPU."""
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -311,7 +326,7 @@ def graph_of_backward(f: Callable[..., object], given: list[torch.Tensor]) -> Gr
 
 KERNEL = """
 import torch
-from shardfuse.compile.pool_op import _added, run_pool
+from shardfuse.compile.pool_op import _added, run_gradient, run_pool
 
 cases = [(2, 5, 8, 8, 3, 2, 1), (1, 130, 9, 7, 3, 2, 1), (1, 3, 8, 9, 2, 2, 0), (2, 4, 7, 7, 3, 1, 1)]
 cases += [(1, 8, 10, 11, 5, 3, 2), (1, 8, 11, 12, 2, 3, 0)]
@@ -325,7 +340,7 @@ for dtype in (torch.float32, torch.bfloat16):
         offsets = (indices // w - rows[:, None]) * k + indices % w - columns
         offsets = offsets.to(torch.int8).contiguous(memory_format=torch.channels_last)
         pool = [n, c, h, w], [k, k], [s, s], [p, p]
-        (found,) = run_pool(g, offsets, *pool)
+        (found,) = run_gradient(g, offsets, *pool)
         assert found.is_contiguous(memory_format=torch.channels_last) and found.dtype is dtype
         leaf = x.double().requires_grad_()
         torch.nn.functional.max_pool2d(leaf, k, s, p).backward(g.double())
@@ -334,10 +349,20 @@ for dtype in (torch.float32, torch.bfloat16):
         near = 2.0 ** -8 if dtype is torch.bfloat16 else 2.0 ** -22
         assert ((found.double() - leaf.grad).abs() <= near * other.grad).all(), (dtype, n, c, h, w, k, s, p)
         assert torch.equal(_added(g, offsets.long(), *pool).to(dtype), found)
+        for image in (x, x.round(), torch.full_like(x, -torch.inf), torch.where(x > 1.5, torch.nan, x)):
+            image = image.to(dtype).contiguous(memory_format=torch.channels_last)
+            largest, chosen = run_pool(image, *pool[1:])
+            window = torch.nn.functional.pad(image.float(), (p, p, p, p), value=-torch.inf).unfold(2, k, s).unfold(3, k, s)
+            inside = torch.nn.functional.pad(torch.ones_like(x), (p, p, p, p)).unfold(2, k, s).unfold(3, k, s).flatten(4)
+            right = window.flatten(4).amax(-1, keepdim=True)
+            is_it = torch.where(right.isnan(), window.flatten(4).isnan(), window.flatten(4) == right) & (inside == 1)
+            assert torch.equal(chosen.long(), is_it.int().argmax(-1))
+            torch.testing.assert_close(largest, right[..., 0].to(dtype), rtol=0, atol=0, equal_nan=True)
+            assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (largest, chosen))
 """
 
 
-def test_the_kernel_of_a_pool_s_gradient() -> None:
+def test_the_kernels_of_a_pool_and_its_gradient() -> None:
     env = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
     run = subprocess.run([sys.executable, "-c", KERNEL], env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr

@@ -1,22 +1,27 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-"""``shardfuse::max_pool_gradient_v1``: the gradient of a max pool of images in channels-last.
+"""Max pools of images in channels-last, and their gradients, as ops of their own.
 
+    max_pool_v1(Tensor x, int[] kernel, int[] stride, int[] padding)                -> pooled, offsets
     max_pool_gradient_v1(Tensor gradient, Tensor offsets, SymInt[] size, int[] kernel, int[] stride, int[] padding)
 
-``offsets``: what Inductor keeps of a pool's forward, of each window the place in it of the pixel that it chose.
+``offsets``: of each window the place in it of the pixel that it chose, as Inductor keeps it of a pool's forward.
 
 before::
+
+    %pooled, %offsets = prims._low_memory_max_pool_with_offsets(%x, [3, 3], [2, 2], [1, 1], [1, 1], False)
 
     %indices = prims._low_memory_max_pool_offsets_to_indices(%offsets, [3, 3], ...)
     %backward = aten.max_pool2d_with_indices_backward(%gradient, %x, [3, 3], [2, 2], [1, 1], [1, 1], False, %indices)
 
 after::
 
+    %pooled, %offsets = shardfuse.max_pool_v1(%x, [3, 3], [2, 2], [1, 1])
+
     %backward = getitem(shardfuse.max_pool_gradient_v1(%gradient, %offsets, [128, 64, 112, 112], ...), 0)
 
-Inductor's kernel works the windows of each element out by itself: 102 million elements of a ResNet's stem took it
-729 us on an H200, where their bytes take 80.
+Inductor's kernel works the windows of each element out by itself: of 102 million elements of a ResNet's stem the pool
+took it 188 us on an H200, and the gradient 729, where their bytes take 65 and 80.
 """
 
 from __future__ import annotations
@@ -33,22 +38,73 @@ from .channels_last import is_image_in_channels_last
 from .kernel_files import launcher_of
 from .random_op import channels_last_strides
 from .region_op import define_op
+from .translation import tensor_of
 
-TILE = 1024
-"""Elements of a program: 8 of 16 bits, a load of 16 bytes, for each of 128 threads."""
-WARPS = 4
+TILE = 512
+"""Elements of a program: 8 of 16 bits, a load of 16 bytes, for each of 64 threads.  The pool and the gradient of 128
+images of 64 x 112 x 112 took 119 and 105 us on an H200; twice as many elements of twice as many threads 152 and 112."""
+WARPS = 2
 LONGEST = 128
 """Channels of a program at most."""
 _BACKWARD: Any = torch.ops.aten.max_pool2d_with_indices_backward.default
 
 
 def take_pools(graph: Graph, *, only_gpu: bool = True) -> int:
-    """Replace gradients of max pools of images in channels-last; how many have been."""
+    """Replace max pools of images in channels-last and their gradients; how many have been."""
+    pools = [n for n in graph.nodes if _is_pool(n) and not (only_gpu and not tensor_of(_image_of(n)).is_cuda)]
+    for n in pools:
+        _replace_pool(graph, n)
     found = [(n, offsets_of(n)) for n in graph.find_nodes(op="call_function", target=_BACKWARD)]
     taken = [(n, o) for n, o in found if o is not None and not (only_gpu and not n.meta["val"].is_cuda)]
     for n, offsets in taken:
         _replace(graph, n, offsets)
-    return len(taken)
+    return len(pools) + len(taken)
+
+
+def _is_pool(n: Node) -> bool:
+    """A max pool of which the values and the offsets alone are read."""
+    name = n.target.name() if isinstance(n.target, torch._ops.OpOverload) else ""
+    if not ("max_pool" in name and name.endswith("with_offsets")) or len(n.args) != 6 or n.kwargs:
+        return False
+    x, _, _, _, dilation, ceil_mode = n.args
+    if (
+        ceil_mode
+        or any(d != 1 for d in _pair(dilation))
+        or not is_image_in_channels_last(cast(Node, x).meta.get("val"))
+    ):
+        return False
+    value = tensor_of(cast(Node, x))
+    is_taken = value.ndim == 4 and value.is_floating_point() and value.itemsize <= 4
+    return is_taken and all(u.target is operator.getitem for u in n.users)
+
+
+def _image_of(pool: Node) -> Node:
+    return cast(Node, pool.args[0])
+
+
+def _replace_pool(graph: Graph, n: Node) -> None:
+    kernel, stride, padding = _window(*n.args[1:4])
+    with graph.inserting_before(n):
+        call = graph.call_function(torch.ops.shardfuse.max_pool_v1.default, (n.args[0], kernel, stride, padding))
+    pooled, offsets = n.meta["val"]
+    laid_out = [_in_channels_last(v) for v in (pooled, offsets)]
+    call.meta |= {**n.meta, "val": laid_out}
+    for u in n.users:
+        u.meta["val"] = laid_out[cast(int, u.args[1])]
+    n.replace_all_uses_with(call, propagate_meta=False)
+    graph.erase_node(n)
+
+
+def _in_channels_last(value: torch.Tensor) -> torch.Tensor:
+    with cast(Any, value).fake_mode:
+        strides = channels_last_strides(value.shape)
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+
+
+def _window(kernel: object, stride: object, padding: object) -> tuple[list[int], list[int], list[int]]:
+    """Of both axes; a pool without a stride moves by its size."""
+    size = _pair(kernel)
+    return size, _pair(stride) if stride else size, _pair(padding)
 
 
 def offsets_of(n: Node) -> Node | None:
@@ -74,8 +130,7 @@ def _pair(value: object) -> list[int]:
 
 
 def _replace(graph: Graph, n: Node, offsets: Node) -> None:
-    kernel, padding = _pair(n.args[2]), _pair(n.args[4])
-    stride = _pair(n.args[3]) if n.args[3] else kernel
+    kernel, stride, padding = _window(*n.args[2:5])
     size = list(n.meta["val"].shape)
     with graph.inserting_before(n):
         given = (n.args[0], offsets, size, kernel, stride, padding)
@@ -90,7 +145,52 @@ def _replace(graph: Graph, n: Node, offsets: Node) -> None:
         graph.erase_node(indices)
 
 
-def run_pool(
+def run_pool(x: torch.Tensor, kernel: list[int], stride: list[int], padding: list[int]) -> list[torch.Tensor]:
+    """What was chosen, and its offsets, int8: new images in channels-last."""
+    pooled, offsets = fake_pool(x, kernel, stride, padding)
+    if not has_kernels(x.device):
+        plain = torch.ops.prims._low_memory_max_pool_with_offsets.default(x, kernel, stride, padding, [1, 1], False)
+        return [a.copy_(b) for a, b in zip((pooled, offsets), plain, strict=True)]
+    cells, channels = _tile(x.shape[1])
+    constants = _constants(x.shape, pooled.shape[2:], kernel, stride, padding, cells, channels, x.dtype)
+    types = (("image", x.dtype), ("pooled", x.dtype), ("offsets", torch.int8))
+    n, c, h, w = pooled.shape
+    grid = n * h * -(-w // cells) * -(-c // channels)
+    launcher_of("max_pool", constants, types, grid, WARPS, x.device)(x, pooled, offsets)
+    return [pooled, offsets]
+
+
+def fake_pool(x: torch.Tensor, kernel: list[int], stride: list[int], padding: list[int]) -> list[torch.Tensor]:
+    """What ``run_pool`` gives, without data."""
+    sides = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(x.shape[2:], kernel, stride, padding, strict=True)]
+    size = [*x.shape[:2], *sides]
+    strides = channels_last_strides(size)
+    return [torch.empty_strided(size, strides, dtype=t, device=x.device) for t in (x.dtype, torch.int8)]
+
+
+def _tile(c: int) -> tuple[int, int]:
+    """Pixels and channels of a program."""
+    channels = min(LONGEST, 1 << (c - 1).bit_length())
+    return max(TILE // channels, 1), channels
+
+
+def _constants(
+    image: Sequence[int],
+    pooled: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    cells: int,
+    channels: int,
+    dtype: torch.dtype,
+) -> tuple[tuple[str, int], ...]:
+    names = ("ALL_CHANNELS", "HEIGHT", "WIDTH", "POOLED_HEIGHT", "POOLED_WIDTH", "KERNEL_H", "KERNEL_W")
+    names += ("STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W", "CELLS", "CHANNELS", "WIDE")
+    values = (*image[1:], *map(int, pooled), *kernel, *stride, *padding, cells, channels, 16 // dtype.itemsize)
+    return tuple(zip(names, values, strict=True))
+
+
+def run_gradient(
     gradient: torch.Tensor,
     offsets: torch.Tensor,
     size: list[int],
@@ -99,18 +199,15 @@ def run_pool(
     padding: list[int],
 ) -> list[torch.Tensor]:
     """A new image in channels-last, of the gradient's type."""
-    (out,) = fake_pool(gradient, offsets, size, kernel, stride, padding)
+    (out,) = fake_gradient(gradient, offsets, size, kernel, stride, padding)
     if not has_kernels(gradient.device):
         return [out.copy_(_added(gradient, offsets.long(), size, kernel, stride, padding))]
     n, c, h, w = size
-    channels = min(LONGEST, 1 << (c - 1).bit_length())
-    pixels = max(TILE // channels, 1)
-    names = ("ALL_CHANNELS", "HEIGHT", "WIDTH", "POOLED_HEIGHT", "POOLED_WIDTH", "KERNEL_H", "KERNEL_W")
-    names += ("STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W", "PIXELS", "CHANNELS")
-    values = (c, h, w, *map(int, gradient.shape[2:]), *kernel, *stride, *padding, pixels, channels)
+    cells, channels = _tile(c)
+    constants = _constants(size, gradient.shape[2:], kernel, stride, padding, cells, channels, gradient.dtype)
     types = (("gradient", gradient.dtype), ("offsets", torch.int8), ("out", gradient.dtype))
-    grid = n * h * -(-w // pixels) * -(-c // channels)
-    constants = tuple(zip(names, values, strict=True))
+    down, across = -(-h // stride[0]), -(-w // stride[1])
+    grid = n * down * -(-across // cells) * -(-c // channels)
     launcher_of("max_pool_gradient", constants, types, grid, WARPS, gradient.device)(gradient, offsets, out)
     return [out]
 
@@ -132,7 +229,7 @@ def _added(
     return flat.scatter_add_(2, (y * w + x).flatten(2), gradient.float().flatten(2)).reshape(size)
 
 
-def fake_pool(
+def fake_gradient(
     gradient: torch.Tensor,
     offsets: torch.Tensor,
     size: list[int],
@@ -140,7 +237,7 @@ def fake_pool(
     stride: list[int],
     padding: list[int],
 ) -> list[torch.Tensor]:
-    """What ``run_pool`` gives, without data."""
+    """What ``run_gradient`` gives, without data."""
     strides = channels_last_strides(size)
     return [torch.empty_strided(size, strides, dtype=gradient.dtype, device=gradient.device)]
 
@@ -148,6 +245,7 @@ def fake_pool(
 define_op(
     "max_pool_gradient_v1",
     "Tensor gradient, Tensor offsets, SymInt[] size, int[] kernel, int[] stride, int[] padding",
-    run_pool,
-    fake_pool,
+    run_gradient,
+    fake_gradient,
 )
+define_op("max_pool_v1", "Tensor x, int[] kernel, int[] stride, int[] padding", run_pool, fake_pool)

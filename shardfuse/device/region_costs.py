@@ -37,6 +37,9 @@ GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
 """Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""
 SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
 """Of such rows in channels-last."""
+COLUMN_GROUP_SHARE = 0.88
+"""Of loops over columns that a group of programs shares, as of a batch norm and its gradients in channels-last: 0.86 to
+0.93 in a ResNet's step, of 90 to 2500 MB."""
 STATISTICS_SHARE = 0.6
 """Of a kernel that takes the statistics of channels alone: 42 MB took 19 us."""
 TURNED_SHARE = 0.25
@@ -64,6 +67,11 @@ INDUCTOR_COLUMN_VARIANCE_SHARE = 0.45
 UNCONFIRMED_SHARE = 0.1
 """Of a loop over columns beside another kernel: a batch norm and the mean over its pixels took 282 us, where Inductor
 took 66."""
+INDUCTOR_COLUMNS_SHARE = 0.65
+"""Of columns with more than two sums: of the gradients of two batch norms at once 0.55, 0.63, 0.64 and 0.83."""
+COLUMNS_UNSPLIT, COLUMN_ROWS = 64 * H200.multiprocessors, 1024
+"""Columns from which on Inductor sums each in one go.  Of fewer, of so many rows, it sums parts, which another kernel
+adds up, one for each result: 1.3 to 2.8 us in a ResNet's step, and the time between launches."""
 INDUCTOR_FINISH_US = 7.0
 """Of what adds up columns behind rows and columns at once, for each result: 6 to 10 for 768 to 1024 columns."""
 RANDOM = 40

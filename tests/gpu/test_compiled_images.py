@@ -87,7 +87,7 @@ def test_numbers_of_an_image_are_those_of_its_places(device: torch.device) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("pool", [(3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 3, 2)])
 @pytest.mark.parametrize("size", [(2, 64, 56, 56), (1, 130, 33, 17), (3, 5, 8, 9)])
-def test_gradients_of_max_pools(
+def test_max_pools_and_their_gradients(
     size: tuple[int, ...], pool: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 ) -> None:
     def gradient(f: Callable[..., torch.Tensor], x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,10 @@ def test_gradients_of_max_pools(
     f = lambda x: torch.nn.functional.max_pool2d(x, *pool)  # noqa: E731
     x = torch.randn(size).to(device, dtype).contiguous(memory_format=torch.channels_last)
     g = torch.randn(f(x).shape).to(device, dtype).contiguous(memory_format=torch.channels_last)
-    found = gradient(torch.compile(f, backend="shardfuse", dynamic=False), x, g)
+    compiled = torch.compile(f, backend="shardfuse", dynamic=False)
+    for image in (x, x.round(), torch.where(x > 2, torch.nan, x), torch.full_like(x, -torch.inf)):
+        torch.testing.assert_close(compiled(image), f(image), rtol=0, atol=0, equal_nan=True)
+    found = gradient(compiled, x, g)
     right, terms = (gradient(f, x.double(), t) for t in (g.double(), g.double().abs()))
     # Windows that overlap are added up in float32, one rounding each behind the first; the sum is rounded once.
     added = (-(-pool[0] // pool[1])) ** 2 - 1

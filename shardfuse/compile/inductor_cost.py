@@ -1,0 +1,290 @@
+"""What Inductor's kernels of a region take: an estimate from bytes, launches and passes over them.
+
+Figures, with what was measured, are in ``device/region_costs.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import cast
+
+import torch
+from torch.fx import Node
+
+from ..device.region_costs import (
+    BYTES_PER_US,
+    COLUMN_ROWS,
+    COLUMNS_UNSPLIT,
+    DRAWN_POWER,
+    INDUCTOR_BLOCK,
+    INDUCTOR_COLUMN_SHARE,
+    INDUCTOR_COLUMN_VARIANCE_SHARE,
+    INDUCTOR_COLUMNS_SHARE,
+    INDUCTOR_FINISH_US,
+    INDUCTOR_GROUPED,
+    INDUCTOR_HEAVY,
+    INDUCTOR_LOOP_SHARE,
+    INDUCTOR_MIXED_SHARE,
+    INDUCTOR_OPS_PER_US,
+    INDUCTOR_POINTWISE_OPS_PER_US,
+    INDUCTOR_ROW_SHARE,
+    INDUCTOR_SCATTERED_SHARE,
+    INDUCTOR_STORED_MASK,
+    KERNEL_US,
+    L2_BYTES,
+    MIXED_COLUMNS,
+    MIXED_ROWS,
+    PERSISTENT_ROW,
+    REREAD,
+    RESIDENT_ROWS,
+    SPLIT_ELEMENTS,
+    SPLIT_ROWS,
+)
+from ..schedulers.limits import power_of_two
+from .aten_reductions import FEW
+from .aten_table import aten_ops
+from .regions import Region, nbytes
+from .translation import argument, hinted, tensor_of
+
+DRAW = "inductor_random"
+"""The op that draws a number for each element."""
+
+
+@dataclass(frozen=True)
+class ReductionKernel:
+    """One kernel of Inductor's: everything that is reduced over ``reduced`` elements of each of ``kept``.
+
+    ``side_by_side``: reduced elements in a row of memory; 0 where they are columns.
+    """
+
+    kept: int
+    reduced: int
+    side_by_side: int
+
+    @property
+    def is_inner(self) -> bool:
+        return self.side_by_side > 0
+
+    @property
+    def is_scattered(self) -> bool:
+        return 0 < self.side_by_side < min(self.reduced, FEW)
+
+    @property
+    def is_split(self) -> bool:
+        """Are the parts of a row reduced by several programs, and added up by another kernel?"""
+        return self.is_inner and self.kept < SPLIT_ROWS and self.reduced > SPLIT_ELEMENTS
+
+
+def inductor_us(region: Region, *, is_mix_order: bool) -> tuple[float, int]:
+    """Of all kernels, and how many: one for each way to reduce, with pointwise ops whose inputs each reads again.
+
+    ``is_mix_order``: its ``triton.mix_order_reduction`` is on, so that sums of rows and of columns may share a kernel.
+    """
+    kernels: dict[ReductionKernel, list[Node]] = {}
+    for n in region.reductions:
+        kernels.setdefault(kernel_of(n), []).append(n)
+    largest = max((nbytes(n) for n in (*region.inputs, *region.outputs)), default=0)
+    wide = [n for n in region.outputs if 2 * nbytes(n) >= largest]
+    owner = _owner_of(region, kernels, wide)
+    if owner is not None and is_mix_order and _is_mixed(owner, list(kernels)):
+        return _mixed_us(region, kernels, owner, wide), len(region.reductions) - len(kernels[owner]) + 1
+    total = sum(_kernel_us(region, kernel, of, wide if kernel == owner else []) for kernel, of in kernels.items())
+    launches = len(kernels)
+    if owner is None and wide:
+        moved = sum(map(nbytes, (*_read(region, wide), *wide))) / BYTES_PER_US
+        total += KERNEL_US + max(moved, computed_by(region, wide, INDUCTOR_HEAVY) / INDUCTOR_POINTWISE_OPS_PER_US)
+        launches += 1
+    return total * (INDUCTOR_GROUPED if any(map(is_grouped, region.reductions)) else 1.0), launches
+
+
+def is_grouped(reduction: Node) -> bool:
+    """Are its rows of several axes, of several rows?"""
+    kernel, sizes = kernel_of(reduction), list(map(hinted, _source_of(reduction).shape))
+    axes = [d for d in _axes(reduction, len(sizes)) if sizes[d] > 1]
+    return kernel.is_inner and kernel.kept > 1 and len(axes) > 1
+
+
+def _mixed_us(
+    region: Region,
+    kernels: Mapping[ReductionKernel, Sequence[Node]],
+    rows: ReductionKernel,
+    wide: Sequence[Node],
+) -> float:
+    """Rows and columns at once, and what adds up each of the columns; columns of what is stored then are read again."""
+    columns = [n for kernel, of in kernels.items() if kernel != rows for n in of]
+    later = [n for n in columns if any(w in _between(region, [n]) for w in wide)]
+    at_once = [*kernels[rows], *(n for n in columns if n not in later), *wide]
+    moved = sum(map(nbytes, (*_read(region, at_once), *region.outputs))) / (BYTES_PER_US * INDUCTOR_MIXED_SHARE)
+    finish = INDUCTOR_FINISH_US * (len(columns) - len(later))
+    again = sum(_kernel_us(region, kernel_of(n), [n], []) for n in later)
+    return KERNEL_US + moved + finish + again
+
+
+def _owner_of(
+    region: Region, kernels: Mapping[ReductionKernel, Sequence[Node]], wide: Sequence[Node]
+) -> ReductionKernel | None:
+    """The kernel over whole rows that makes the wide results too: where they wait for no other kernel's."""
+    owner = next((k for k in kernels if k.is_inner and k.side_by_side == k.reduced), None)
+    if owner is None or not wide:
+        return owner
+    if owner.is_split:
+        return None
+    waited = [n for n in _upstream(region, wide) if n.target in aten_ops().reductions]
+    return owner if all(kernel_of(n) == owner for n in waited) else None
+
+
+def _upstream(region: Region, roots: Sequence[Node]) -> list[Node]:
+    inside = dict.fromkeys((*region.nodes, *region.again))
+    found: dict[Node, None] = {}
+    waiting = list(roots)
+    while waiting:
+        n = waiting.pop()
+        if n not in found and n in inside:
+            found[n] = None
+            waiting += n.all_input_nodes
+    return list(found)
+
+
+def _is_mixed(rows: ReductionKernel, kernels: Sequence[ReductionKernel]) -> bool:
+    """Does one kernel of Inductor's reduce ``rows`` and the columns of the same tensor?  By Inductor's conditions."""
+    others = [k for k in kernels if k != rows]
+    if len(others) != 1 or (others[0].kept, others[0].reduced) != (rows.reduced, rows.kept):
+        return False
+    return rows.kept >= max(MIXED_ROWS, 2 * rows.reduced) and rows.reduced <= MIXED_COLUMNS
+
+
+def _kernel_us(region: Region, kernel: ReductionKernel, reductions: Sequence[Node], wide: Sequence[Node]) -> float:
+    """``wide``: results that it makes besides."""
+    roots = [*reductions, *wide]
+    stored = [] if kernel.is_inner else [n for n in region.outputs if n not in roots]
+    inputs = _read(region, roots, stored)
+    read = sum(map(nbytes, inputs))
+    written = sum(nbytes(n) for n in roots if n in region.outputs)
+    if not kernel.is_inner:
+        moved = (read + written) / (BYTES_PER_US * _column_share(reductions))
+        is_split = kernel.kept < COLUMNS_UNSPLIT and kernel.reduced >= COLUMN_ROWS
+        finishing = KERNEL_US * len(reductions) * is_split
+        computed = computed_by(region, roots, INDUCTOR_HEAVY, stored) / INDUCTOR_OPS_PER_US
+        return KERNEL_US + max(moved, computed) + finishing
+    if kernel.is_scattered:
+        return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_SCATTERED_SHARE)
+    if kernel.is_split:
+        return 2 * KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
+    between = _between(region, roots)
+    draws = any(map(draws_numbers, between))
+    masks = [n for n in between if draws and n in region.outputs and tensor_of(n).dtype is torch.bool]
+    written += sum(map(nbytes, masks))
+    heavy = {**INDUCTOR_HEAVY, DRAW: INDUCTOR_HEAVY[DRAW] + INDUCTOR_STORED_MASK * bool(masks)}
+    heavy = drawn_in_blocks(heavy, kernel.reduced, min(power_of_two(kernel.reduced), INDUCTOR_BLOCK))
+    computed = computed_by(region, roots, heavy) / INDUCTOR_POINTWISE_OPS_PER_US
+    if kernel.reduced <= PERSISTENT_ROW:
+        moved = (read + written) / BYTES_PER_US
+        return KERNEL_US + (beside(moved, computed) if draws else max(moved / INDUCTOR_ROW_SHARE, computed))
+    depth = _depths(region)
+    passes = 1 + max(depth[n] for n in reductions) - min(depth[n] for n in reductions) + (1 if wide else 0)
+    row = read / max(kernel.kept, 1)
+    again = REREAD if row * min(RESIDENT_ROWS, kernel.kept) <= L2_BYTES else 1.0
+    moved = (read * (1 + again * (passes - 1)) + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
+    return KERNEL_US + (beside(moved, computed) if draws else max(moved, computed))
+
+
+def _column_share(reductions: Sequence[Node]) -> float:
+    if any(map(_is_variance, reductions)):
+        return INDUCTOR_COLUMN_VARIANCE_SHARE
+    return INDUCTOR_COLUMN_SHARE if len(reductions) <= 2 else INDUCTOR_COLUMNS_SHARE
+
+
+def _is_variance(n: Node) -> bool:
+    return n.target in (torch.ops.aten.var_mean.correction, torch.ops.aten.var.correction)
+
+
+def computed_by(region: Region, roots: Sequence[Node], heavy: Mapping[str, int], stored: Sequence[Node] = ()) -> float:
+    """Instructions of a kernel that makes ``roots`` of what it loads, for all elements together.
+
+    ``heavy``: those of an op, where they are more than one.
+    """
+    total = 0.0
+    for n in _between(region, roots, stored):
+        value = n.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            total += math.prod(map(hinted, value.shape)) * heavy.get(_name_of(n), 1)
+    return total
+
+
+def _name_of(node: Node) -> str:
+    return f"{node.target}.".split(".")[1]  # of aten.erf.default; an item of a result has none
+
+
+def kernel_of(node: Node) -> ReductionKernel:
+    source = _source_of(node)
+    sizes = [hinted(n) for n in source.shape]
+    axes = _axes(node, len(sizes))
+    reduced = math.prod(sizes[d] for d in axes)
+    kept = math.prod(sizes) // max(reduced, 1)
+    moving = [d for d in range(len(sizes)) if sizes[d] != 1]
+    inward = sorted(moving, key=lambda d: (hinted(source.stride(d)), -d))  # in memory, the innermost first
+    side_by_side = math.prod(sizes[d] for d in takewhile(axes.__contains__, inward)) if inward[0:1] else reduced
+    return ReductionKernel(kept, reduced, side_by_side if inward and inward[0] in axes else 0 if inward else reduced)
+
+
+def _source_of(reduction: Node) -> torch.Tensor:
+    return tensor_of(cast(Node, reduction.args[0]))
+
+
+def _axes(node: Node, ndim: int) -> list[int]:
+    if node.target is torch.ops.aten.native_layer_norm.default:
+        return list(range(ndim - len(cast(Sequence[int], node.args[1])), ndim))
+    given = argument(node, 1, "dim")
+    axes = [given] if isinstance(given, int) else list(cast("Sequence[int] | None", given) or range(ndim))
+    return [d % ndim for d in axes]
+
+
+def _depths(region: Region) -> dict[Node, int]:
+    """Of each node how many reductions stand one behind the other up to it; a softmax's two are one for Inductor."""
+    depth: dict[Node, int] = {}
+    for n in region.nodes:
+        before = max((depth.get(a, 0) for a in n.all_input_nodes), default=0)
+        is_pass = n.target in aten_ops().reductions and n.target is not torch.ops.aten.amax.default
+        depth[n] = before + (1 if is_pass else 0)
+    return depth
+
+
+def _read(region: Region, roots: Sequence[Node], stored: Sequence[Node] = ()) -> list[Node]:
+    """What a kernel that computes ``roots`` loads: inputs, results of reductions on the way, and what is ``stored``."""
+    between = _between(region, roots, stored)
+    loaded = {a: None for n in between for a in n.all_input_nodes if a not in between}
+    return [n for n in loaded if isinstance(n.meta.get("val"), torch.Tensor | tuple | list)]
+
+
+def _between(region: Region, roots: Sequence[Node], stored: Sequence[Node] = ()) -> dict[Node, None]:
+    """What a kernel that makes ``roots`` computes of what it loads: ``roots``, and pointwise ops on the way, again."""
+    inside = dict.fromkeys((*region.nodes, *region.again))
+    found: dict[Node, None] = dict.fromkeys(roots)
+    waiting = [a for n in roots for a in n.all_input_nodes]
+    while waiting:
+        n = waiting.pop()
+        if n in found or n not in inside or n in stored:
+            continue
+        if n.target not in aten_ops().reductions and n.target is not operator.getitem:
+            found[n] = None
+            waiting += n.all_input_nodes
+    return found
+
+
+def drawn_in_blocks(heavy: Mapping[str, int], row: int, block: int) -> dict[str, int]:
+    """``heavy`` where numbers are drawn for every lane of the blocks of a row, those behind its end too."""
+    lanes = -(-row // block) * block
+    return {**heavy, DRAW: heavy[DRAW] * lanes // max(row, 1)}
+
+
+def beside(moved: float, computed: float) -> float:
+    """Of a kernel that draws numbers, whose bytes and rounds hide each other but in part."""
+    return (moved**DRAWN_POWER + computed**DRAWN_POWER) ** (1 / DRAWN_POWER)
+
+
+def draws_numbers(node: Node) -> bool:
+    return _name_of(node) == DRAW
