@@ -18,7 +18,7 @@ from shardfuse.compile.hidden_host import hides_host
 from shardfuse.compile.region_op import program_of
 from shardfuse.compile.regions import regions_of
 from shardfuse.compile.replacement import program_of_region
-from shardfuse.device.region_costs import KERNEL_US
+from shardfuse.device.region_costs import BYTES_PER_US, KERNEL_US
 from shardfuse.frontend.explain import Explanation
 
 F = torch.nn.functional
@@ -272,6 +272,40 @@ def test_a_dropout_before_a_norm_that_a_gradient_is_taken_of(monkeypatch: pytest
     assert cost.ours == pytest.approx(43.2, rel=0.05)
     assert cost.inductor == pytest.approx(48.3, rel=0.05)
     assert cost.gains
+
+
+@pytest.mark.parametrize("stores", [False, True])
+def test_a_mask_of_16_bit_rows_is_stored_once(stores: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An estimate in which bytes alone count: the mask's are those of half of a row."""
+    monkeypatch.setattr(random_op, "draws_in_triton", lambda device: True)
+    monkeypatch.setattr("shardfuse.compile.inductor_cost.INDUCTOR_POINTWISE_OPS_PER_US", 1e12)
+
+    def f(x: torch.Tensor, seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kept = inductor_prims.random(list(x.shape), seed, "rand") > 0.1
+        y = F.layer_norm(x * kept * 1.1, (1024,))
+        return (kept, y) if stores else (y,)
+
+    cost, _ = planned(f, ((8192, 1024), BF16), ((), torch.int64), graphs=True)
+    moved = 8192 * 1024 * (2 + 2 + stores)
+    assert cost.inductor == pytest.approx(KERNEL_US + moved / BYTES_PER_US, rel=0.01)
+
+
+def test_a_draw_for_each_row_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As stochastic depth has it: what is known of a plan's share of a copy stays."""
+    monkeypatch.setattr(random_op, "draws_in_triton", lambda device: True)
+
+    def f(x: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * kept
+        return torch.var_mean(y, 0), y.sum(1)
+
+    def drawn(x: torch.Tensor, seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return f(x, inductor_prims.random([x.shape[0], 1], seed, "rand") > 0.1)
+
+    x: Shaped = ((100000, 256), torch.float32)
+    given, _ = planned(f, x, ((100000, 1), torch.bool), graphs=True)
+    made, _ = planned(drawn, x, ((), torch.int64), graphs=True)
+    assert made.ours == pytest.approx(given.ours, rel=0.02)
+    assert made.gains == given.gains
 
 
 def test_what_counts_as_work() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from compile_graphs import check, graph_of, listed
 from torch._inductor import config, inductor_prims
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from shardfuse.compile import channels_last, random_op, report
@@ -292,7 +293,7 @@ def test_the_gradient_of_a_max_pool_is_one_op() -> None:
     given = [numbers(*pooled.shape, seed=3, last=True), x, offsets.contiguous(memory_format=torch.channels_last)]
     gm = graph_of_backward(f, given)
     assert take_pools(gm.graph) == 0, "on a CPU only if all are asked for"
-    assert take_pools(gm.graph, only_gpu=False) == 1
+    assert take_pools(gm.graph, only_gains=False) == 1
     gm.recompile()
     leaf = x.clone().requires_grad_()
     F.max_pool2d(leaf, 3, 2, 1).backward(given[0])
@@ -306,15 +307,47 @@ def test_a_max_pool_is_one_op() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ops.prims._low_memory_max_pool_with_offsets.default(x, [3, 3], [2, 2], [1, 1], [1, 1], False)
 
-    for x, is_taken in ((numbers(2, 4, 9, 7, last=True), True), (numbers(2, 4, 9, 7), False)):
+    image = numbers(2, 4, 9, 7, last=True)
+    for x, is_taken in ((image, True), (numbers(2, 4, 9, 7), False), (image.double(), False)):
         gm = graph_of_backward(f, [x])
         assert take_pools(gm.graph) == 0, "on a CPU only if all are asked for"
-        assert take_pools(gm.graph, only_gpu=False) == is_taken
+        assert take_pools(gm.graph, only_gains=False) == is_taken
         gm.graph.lint()
         gm.recompile()
         for found, right in zip(listed(gm(x)), f(x), strict=True):
             assert torch.equal(found, right)
             assert not is_taken or list(found.stride()) == channels_last_strides(found.shape)
+
+
+@pytest.mark.parametrize("rest", [([2, 2], False), ([1, 1], True)], ids=["dilation", "ceil_mode"])
+def test_other_max_pools_stay(rest: tuple[list[int], bool]) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.prims._low_memory_max_pool_with_offsets.default(x, [3, 3], [2, 2], [1, 1], *rest)
+
+    gm = graph_of_backward(f, [numbers(2, 4, 9, 8, last=True)])
+    assert take_pools(gm.graph, only_gains=False) == 0
+
+
+@pytest.mark.parametrize(("side", "hidden", "taken"), [(112, False, 2), (56, False, 1), (56, True, 2), (14, True, 0)])
+def test_pools_are_taken_where_they_gain(side: int, hidden: bool, taken: int) -> None:
+    """32 images of 64 channels on a GPU: the gradient gains more than the pool."""
+
+    def f(x: torch.Tensor, g: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        window = [3, 3], [2, 2], [1, 1]
+        pooled = torch.ops.prims._low_memory_max_pool_with_offsets.default(x, *window, [1, 1], False)[0]
+        to_indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices.default
+        indices = to_indices(offsets, [3, 3], [side, side], [2, 2], [1, 1], [1, 1])
+        return pooled, aten.max_pool2d_with_indices_backward(g, x, *window, [1, 1], False, indices)
+
+    with FakeTensorMode():
+        sizes = [(32, 64, n, n) for n in (side, side // 2, side // 2)]
+        types = (torch.float32, torch.float32, torch.int8)
+        given = [
+            torch.empty_strided(n, channels_last_strides(n), dtype=t, device="cuda")
+            for n, t in zip(sizes, types, strict=True)
+        ]
+        gm = graph_of_backward(f, given)
+    assert take_pools(gm.graph, is_host_hidden=hidden) == taken
 
 
 def graph_of_backward(f: Callable[..., object], given: list[torch.Tensor]) -> GraphModule:
@@ -330,16 +363,18 @@ from shardfuse.compile.pool_op import _added, run_gradient, run_pool
 
 cases = [(2, 5, 8, 8, 3, 2, 1), (1, 130, 9, 7, 3, 2, 1), (1, 3, 8, 9, 2, 2, 0), (2, 4, 7, 7, 3, 1, 1)]
 cases += [(1, 8, 10, 11, 5, 3, 2), (1, 8, 11, 12, 2, 3, 0)]
+cases += [(1, 4, 9, 12, (2, 3), (1, 2), (0, 1)), (1, 4, 9, 8, (3, 2), (3, 1), (1, 0))]
 for dtype in (torch.float32, torch.bfloat16):
-    for n, c, h, w, k, s, p in cases:
+    for n, c, h, w, *window in cases:
+        k, s, p = ([a, a] if isinstance(a, int) else list(a) for a in window)
         torch.manual_seed(0)
         x = torch.randn(n, c, h, w)
         y, indices = torch.nn.functional.max_pool2d(x, k, s, p, return_indices=True)
         g = torch.randn_like(y).to(dtype).contiguous(memory_format=torch.channels_last)
-        rows, columns = (torch.arange(m) * s - p for m in y.shape[2:])
-        offsets = (indices // w - rows[:, None]) * k + indices % w - columns
+        rows, columns = (torch.arange(m) * t - q for m, t, q in zip(y.shape[2:], s, p))
+        offsets = (indices // w - rows[:, None]) * k[1] + indices % w - columns
         offsets = offsets.to(torch.int8).contiguous(memory_format=torch.channels_last)
-        pool = [n, c, h, w], [k, k], [s, s], [p, p]
+        pool = [n, c, h, w], k, s, p
         (found,) = run_gradient(g, offsets, *pool)
         assert found.is_contiguous(memory_format=torch.channels_last) and found.dtype is dtype
         leaf = x.double().requires_grad_()
@@ -349,15 +384,19 @@ for dtype in (torch.float32, torch.bfloat16):
         near = 2.0 ** -8 if dtype is torch.bfloat16 else 2.0 ** -22
         assert ((found.double() - leaf.grad).abs() <= near * other.grad).all(), (dtype, n, c, h, w, k, s, p)
         assert torch.equal(_added(g, offsets.long(), *pool).to(dtype), found)
-        for image in (x, x.round(), torch.full_like(x, -torch.inf), torch.where(x > 1.5, torch.nan, x)):
+        least = torch.full_like(x, -torch.inf)
+        for image in (x, x.round(), least, torch.where(x > 1.5, torch.nan, x), torch.full_like(x, -0.0)):
             image = image.to(dtype).contiguous(memory_format=torch.channels_last)
             largest, chosen = run_pool(image, *pool[1:])
-            window = torch.nn.functional.pad(image.float(), (p, p, p, p), value=-torch.inf).unfold(2, k, s).unfold(3, k, s)
-            inside = torch.nn.functional.pad(torch.ones_like(x), (p, p, p, p)).unfold(2, k, s).unfold(3, k, s).flatten(4)
-            right = window.flatten(4).amax(-1, keepdim=True)
-            is_it = torch.where(right.isnan(), window.flatten(4).isnan(), window.flatten(4) == right) & (inside == 1)
+            wide, one = image.float(), torch.ones_like(x)
+            sides = (p[1], p[1], p[0], p[0])
+            padded = [torch.nn.functional.pad(t, sides, value=v) for t, v in ((wide, -torch.inf), (one, 0))]
+            window, inside = (t.unfold(2, k[0], s[0]).unfold(3, k[1], s[1]).flatten(4) for t in padded)
+            right = window.amax(-1, keepdim=True)
+            is_it = torch.where(right.isnan(), window.isnan(), window == right) & (inside == 1)
             assert torch.equal(chosen.long(), is_it.int().argmax(-1))
             torch.testing.assert_close(largest, right[..., 0].to(dtype), rtol=0, atol=0, equal_nan=True)
+            assert not (image == 0).all() or largest.signbit().all(), "of -0 the largest is -0"
             assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (largest, chosen))
 """
 

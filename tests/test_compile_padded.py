@@ -430,3 +430,62 @@ def test_a_products_rows_are_padded_where_they_begin_no_tile(columns: int) -> No
     assert sorted(map(str, targets[0])) == sorted(map(str, targets[1]))
     for mine, expected in zip(listed(gm(*given)), f(*given), strict=True):
         torch.testing.assert_close(mine, expected)
+
+
+def _undone(f: Callable[..., tuple[torch.Tensor, ...]], given: list[torch.Tensor]) -> None:
+    """Shares are made and undone, and what is left computes what ``f`` does."""
+    gm = graph_of(f, given)
+    before = sorted(str(n.target) for n in gm.graph.nodes)
+    shared = share_pads(gm.graph)
+    assert shared
+    gm.graph.lint()
+    for s in shared:
+        s.undo()
+    gm.graph.lint()
+    gm.recompile()
+    assert sorted(str(n.target) for n in gm.graph.nodes) == before
+    for mine, expected in zip(listed(gm(*given)), f(*given), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_two_padded_tensors_that_multiply_each_other_are_undone() -> None:
+    pad = aten.constant_pad_nd.default
+
+    def other_is_cut(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, z = x.softmax(-1), z.softmax(-1)
+        return pad(y, [0, 3]) @ w, pad(z, [0, 3]) @ v, z.t() @ y
+
+    def other_is_padded(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, z = x.softmax(-1), z.softmax(-1)
+        return pad(y, [0, 3]) @ w, y.t() @ pad(z, [0, 3]), z @ v
+
+    _undone(other_is_cut, [numbers(6, 125), numbers(128, 4), numbers(16, 5), numbers(6, 13)])
+    _undone(other_is_padded, [numbers(6, 125), numbers(128, 4), numbers(13, 5), numbers(6, 13)])
+
+
+@pytest.mark.parametrize("name", ["no transpose", "the second operand", "padded rows"])
+def test_other_products_stay_as_they_are(name: str) -> None:
+    pad = aten.constant_pad_nd.default
+    cases: dict[str, tuple[Callable[..., tuple[torch.Tensor, ...]], list[torch.Tensor]]] = {
+        "no transpose": (
+            lambda x, w, a: (pad(y := x.softmax(-1), [0, 3]) @ w, y.permute(0, 1) @ a),
+            [numbers(6, 125), numbers(128, 4), numbers(125, 5)],
+        ),
+        "the second operand": (
+            lambda x, w, a: (pad(y := x.softmax(-1), [0, 3]) @ w, a @ y.t()),
+            [numbers(6, 125), numbers(128, 4), numbers(5, 125)],
+        ),
+        "padded rows": (
+            lambda x, w, a: (w @ pad(y := x.softmax(-1), [0, 0, 0, 3]), y.t() @ a),
+            [numbers(125, 6), numbers(4, 128), numbers(125, 5)],
+        ),
+    }
+    f, given = cases[name]
+    gm = graph_of(f, given)
+    share_pads(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    shapes = [tuple(n.meta["val"].shape) for n in gm.graph.find_nodes(op="call_function", target=aten.mm.default)]
+    assert shapes == [tuple(t.shape) for t in f(*given)]
+    for mine, expected in zip(listed(gm(*given)), f(*given), strict=True):
+        torch.testing.assert_close(mine, expected)

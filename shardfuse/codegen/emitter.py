@@ -199,8 +199,8 @@ class Emitter(Addresses):
         )
 
     def loaded(self, chunk: Chunk) -> list[Text]:
-        """What ``chunk`` has been loaded of so far, the narrowest first."""
-        loads = sorted(self.plan.segment.loads, key=lambda t: t.dtype.itemsize)
+        """What ``chunk`` has been loaded of so far in runs along its lanes, the narrowest first."""
+        loads = sorted(filter(self.tile.is_in_runs, self.plan.segment.loads), key=lambda t: t.dtype.itemsize)
         return [self.values[key] for t in loads if (key := self.key(t, chunk)) in self.values]
 
     def inputs_of(self, expr: Expr, chunk: Chunk) -> list[Text]:

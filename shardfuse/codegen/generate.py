@@ -94,8 +94,7 @@ def _kernel(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, p
         body = ["", Branch(test, whole.body, e.body)]
     else:
         body = e.body
-    # a program takes one branch: both are told of once, where they read and write the same places
-    accesses = e.accesses if whole is None or whole.accesses == e.accesses else [*whole.accesses, *e.accesses]
+    accesses = [*(replace(a, is_whole=True) for a in (whole.accesses if whole else ())), *e.accesses]
     return replace(kernel, body=[*preamble, *body], helpers=e.helpers, accesses=(tuple(accesses),))
 
 

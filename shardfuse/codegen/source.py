@@ -28,11 +28,15 @@ _OF_DENORMALS = (
 
 @dataclass(frozen=True)
 class MemoryAccess:
-    """A load, a store or a prefetch of the memory of ``tensor`` at ``pointer``, which is text."""
+    """A load, a store or a prefetch of the memory of ``tensor`` at ``pointer``, which is text.
+
+    ``is_whole``: by programs that need no mask, which take a branch of their own.
+    """
 
     kind: Literal["load", "store", "prefetch"]
     tensor: BoundTensor
     pointer: str
+    is_whole: bool = False
 
     @property
     def place(self) -> str:

@@ -279,6 +279,14 @@ class Tile:
     def r_runs(self, strides: Strides) -> list[Run]:
         return runs(self.r_extents, [strides.get(a, 0) for a in self.space.r])
 
+    def is_in_runs(self, tensor: BoundTensor) -> bool:
+        """Has ``tensor`` an element for each lane, side by side in memory as the lanes are?"""
+        if not self.space.is_streamed(tensor) or tensor not in self.strides or self.space.sides[0]:
+            return False
+        strides, along = self.strides[tensor], bool(self.space.r) and self.space.is_inner
+        found = self.r_runs(strides) if along else self.x_runs(strides)
+        return bool(found) and (found[-1].below, found[-1].stride) == (1, 1)
+
     def _strides_of(self, tensor: BoundTensor, layout: Layout) -> Strides:
         """Elements that one step of each atom moves."""
         steps = dict(zip(layout.digits, layout.strides, strict=True))

@@ -19,6 +19,7 @@ from ..device.region_costs import (
     HEAVY,
     HOST_US,
     KERNEL_US,
+    LEAST_US,
     OPS_PER_US,
     PERSISTENT_ROW,
     SCATTERED_SHARES,
@@ -29,15 +30,13 @@ from ..device.region_costs import (
 )
 from ..frontend.explain import Explanation
 from .aten_reductions import scattered_axes
-from .inductor_cost import beside, computed_by, drawn_in_blocks, draws_numbers, inductor_us, is_grouped, kernel_of
+from .inductor_cost import beside, computed_by, drawn_in_blocks, inductor_us, is_drawn, is_grouped, kernel_of
 from .region_border import border_bytes
 from .regions import Region
 from .translation import hinted, tensor_of
 
 MARGIN = 0.95
-"""A region is taken where it is expected to take less than this of Inductor's time,"""
-LEAST_US = 4.0
-"""and to gain that much: times of a few microseconds are launches, which may or may not be waited for."""
+"""A region is taken where it is expected to take less than this of Inductor's time, and to gain ``LEAST_US``."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def why_never(plan: Explanation) -> str | None:
 
 
 def _ours(plan: Explanation, region: Region) -> float:
-    total, launches, plain = 0.0, 0, 0
+    total, launches, rows = 0.0, 0, 0
     for s in plan.segments:
         if s.scheduler in ("no_op", "communication"):
             continue
@@ -89,15 +88,15 @@ def _ours(plan: Explanation, region: Region) -> float:
         if s.scheduler == "looped" and 10 * s.bytes < 9 * plan.bytes:
             share = share if _is_in_two_steps(region) else UNCONFIRMED_SHARE
         total += s.bytes / (BYTES_PER_US * share)
-        plain += s.bytes
+        rows += s.bytes if (s.scheduler, share) == ("persistent", SHARE_OF_COPY["persistent"]) else 0
     roots = [*region.reductions, *region.outputs]
     blocks = [schedule.reduced for s in plan.segments for stages in s.schedules for schedule in stages]
     heavy: Mapping[str, int] = HEAVY
     if region.reductions and blocks:
         heavy = drawn_in_blocks(HEAVY, kernel_of(region.reductions[0]).reduced, blocks[0])
     computed = computed_by(region, roots, heavy) / OPS_PER_US
-    if any(draws_numbers(n) for n in region.nodes):
-        return launches * KERNEL_US + beside(plain / BYTES_PER_US, computed)
+    if is_drawn(region) and rows == plan.bytes:
+        return launches * KERNEL_US + beside(rows / BYTES_PER_US, computed)
     return launches * KERNEL_US + max(total, computed)
 
 

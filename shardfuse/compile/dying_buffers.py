@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 from torch._inductor import config, ir
 from torch._inductor.codegen.wrapper import FreeLine, PythonWrapperCodegen
+from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import V
 
 from .region_op import REGION
@@ -45,12 +46,23 @@ def dying_buffers(inputs: Sequence[Any]) -> dict[int, Any]:
 
 
 def _holds_gaps(buffer: Any, x: Any) -> bool:
-    """Where rows of ``x`` are apart, has ``buffer`` the gap behind the last row as well?"""
-    own = buffer.get_layout()
-    allocated = 1 + sum((n - 1) * s for n, s in zip(own.size, own.stride, strict=True))
+    """Where rows of ``x`` are apart, are the gaps between and behind them the buffer's own?
+
+    Gaps of an input of the graph are not: another tensor may be there.
+    """
+    known, own = V.graph.sizevars, buffer.get_layout()
+    allocated = _allocated(own.size, own.stride)
+    if isinstance(buffer, ir.InputBuffer) and not known.statically_known_equals(allocated, sympy_product(own.size)):
+        return bool(
+            known.statically_known_equals(_allocated(x.get_size(), x.get_stride()), sympy_product(x.get_size()))
+        )
     spans = (n * s for n, s in zip(x.get_size(), x.get_stride(), strict=True))
-    known = V.graph.sizevars
     return all(known.statically_known_leq(sympy.expand(span - allocated), 0) for span in spans)
+
+
+def _allocated(size: Sequence[Any], stride: Sequence[Any]) -> Any:
+    """Elements from the first to the last."""
+    return sympy.expand(1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
 
 
 def _owned(name: str) -> Any:

@@ -121,18 +121,20 @@ def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
     compare_unrounded(graph)
     keep_channels_last(graph, only_gpu=take == "auto")
-    take_pools(graph, only_gpu=take == "auto")
+    settings: Any = inductor_config.triton
+    is_host_hidden = bool(settings.cudagraphs) or hides_host(graph)
+    take_pools(graph, only_gains=take == "auto", is_host_hidden=is_host_hidden)
     shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
     with _no_collection():
-        weighed = _weighed(graph, take, stays)
+        weighed = _weighed(graph, take, stays, is_host_hidden=is_host_hidden)
         stored = {n for w in weighed if w.taken for n in w.region.outputs}
         unused = [s for s in shared if s.pad not in stored]
         if unused:
             for s in unused:
                 s.undo()
-            weighed = _weighed(graph, take, stays)
+            weighed = _weighed(graph, take, stays, is_host_hidden=is_host_hidden)
     regions = [w.region for w in weighed]
     kind = "backward" if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")) else "forward"
     behind = nearest_behind(graph, regions)
@@ -155,10 +157,8 @@ def hand_over(graph: Graph, take: Take) -> None:
     join_copies(graph, only_gpu=take == "auto")
 
 
-def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]:
+def _weighed(graph: Graph, take: Take, stays: dict[Node, str], *, is_host_hidden: bool) -> list[_Weighed]:
     """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there."""
-    settings: Any = inductor_config.triton
-    is_host_hidden = bool(settings.cudagraphs) or hides_host(graph)
     while True:
         regions, _ = regions_of(graph, stays)
         weighed = [_weigh(region, take, is_host_hidden=is_host_hidden) for region in regions]

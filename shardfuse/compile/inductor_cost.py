@@ -175,21 +175,21 @@ def _kernel_us(region: Region, kernel: ReductionKernel, reductions: Sequence[Nod
     if kernel.is_split:
         return 2 * KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
     between = _between(region, roots)
-    draws = any(map(draws_numbers, between))
-    masks = [n for n in between if draws and n in region.outputs and tensor_of(n).dtype is torch.bool]
-    written += sum(map(nbytes, masks))
+    drawn = is_drawn(region)
+    masks = [n for n in between if drawn and n in region.outputs and tensor_of(n).dtype is torch.bool]
+    written += sum(nbytes(n) for n in masks if n not in roots)
     heavy = {**INDUCTOR_HEAVY, DRAW: INDUCTOR_HEAVY[DRAW] + INDUCTOR_STORED_MASK * bool(masks)}
     heavy = drawn_in_blocks(heavy, kernel.reduced, min(power_of_two(kernel.reduced), INDUCTOR_BLOCK))
     computed = computed_by(region, roots, heavy) / INDUCTOR_POINTWISE_OPS_PER_US
     if kernel.reduced <= PERSISTENT_ROW:
         moved = (read + written) / BYTES_PER_US
-        return KERNEL_US + (beside(moved, computed) if draws else max(moved / INDUCTOR_ROW_SHARE, computed))
+        return KERNEL_US + (beside(moved, computed) if drawn else max(moved / INDUCTOR_ROW_SHARE, computed))
     depth = _depths(region)
     passes = 1 + max(depth[n] for n in reductions) - min(depth[n] for n in reductions) + (1 if wide else 0)
     row = read / max(kernel.kept, 1)
     again = REREAD if row * min(RESIDENT_ROWS, kernel.kept) <= L2_BYTES else 1.0
     moved = (read * (1 + again * (passes - 1)) + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
-    return KERNEL_US + (beside(moved, computed) if draws else max(moved, computed))
+    return KERNEL_US + (beside(moved, computed) if drawn else max(moved, computed))
 
 
 def _column_share(reductions: Sequence[Node]) -> float:
@@ -286,5 +286,9 @@ def beside(moved: float, computed: float) -> float:
     return (moved**DRAWN_POWER + computed**DRAWN_POWER) ** (1 / DRAWN_POWER)
 
 
-def draws_numbers(node: Node) -> bool:
-    return _name_of(node) == DRAW
+def is_drawn(region: Region) -> bool:
+    """Is a number drawn for each element, of half of the largest tensor at least?"""
+    tensors = [n for n in (*region.inputs, *region.outputs) if isinstance(n.meta.get("val"), torch.Tensor)]
+    largest = max((math.prod(map(hinted, tensor_of(n).shape)) for n in tensors), default=0)
+    drawn = (math.prod(map(hinted, tensor_of(n).shape)) for n in region.nodes if _name_of(n) == DRAW)
+    return 2 * max(drawn, default=-1) >= largest

@@ -41,6 +41,7 @@ def max_pool(image, pooled, offsets):
     top, left = v * STRIDE_H - PADDING_H, u * STRIDE_W - PADDING_W
     is_channel = (c < ALL_CHANNELS)[None, :]
     largest = tl.full([CELLS, CHANNELS], float("-inf"), tl.float32)
+    compared = largest
     # the first pixel that is no padding: what is -inf all over has chosen it
     chosen = tl.maximum(-top, 0) * KERNEL_W + tl.maximum(-left, 0)
     chosen = tl.broadcast_to(chosen[:, None], [CELLS, CHANNELS])
@@ -51,10 +52,11 @@ def max_pool(image, pooled, offsets):
             x = left + s
             mask = ((y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH))[:, None] & is_channel
             found = tl.load(pixels + (x * ALL_CHANNELS)[:, None] + c[None, :], mask, other=float("-inf"))
-            # -0 becomes 0: of equals the first is kept, which are those whose bits are the same then, NaNs too
-            found = tl.maximum(largest, found.to(tl.float32) + 0.0, propagate_nan=tl.PropagateNan.ALL)
-            is_larger = found.to(tl.int32, bitcast=True) != largest.to(tl.int32, bitcast=True)
-            largest = found
+            found = found.to(tl.float32)
+            # -0 is compared as 0: of equals the first is kept, which are those whose bits are the same then, NaNs too
+            above = tl.maximum(compared, found + 0.0, propagate_nan=tl.PropagateNan.ALL)
+            is_larger = above.to(tl.int32, bitcast=True) != compared.to(tl.int32, bitcast=True)
+            compared, largest = above, tl.where(is_larger, found, largest)
             chosen = tl.where(is_larger, r * KERNEL_W + s, chosen)
     windows = (n * POOLED_HEIGHT + v) * POOLED_WIDTH * ALL_CHANNELS
     place, mask = (u * ALL_CHANNELS)[:, None] + c[None, :], (u < POOLED_WIDTH)[:, None] & is_channel

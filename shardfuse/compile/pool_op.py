@@ -21,11 +21,12 @@ after::
     %backward = getitem(shardfuse.max_pool_gradient_v1(%gradient, %offsets, [128, 64, 112, 112], ...), 0)
 
 Inductor's kernel works the windows of each element out by itself: of 102 million elements of a ResNet's stem the pool
-took it 188 us on an H200, and the gradient 729, where their bytes take 65 and 80.
+took it 185 us on an H200, and the gradient 727, where their bytes take 65 and 80.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, cast
@@ -33,12 +34,13 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, Node
 
+from ..device.region_costs import HOST_US, LEAST_US, POOL_GAIN_US, POOL_GRADIENT_GAIN_US
 from ..executor.written_kernels import has_kernels
 from .channels_last import is_image_in_channels_last
 from .kernel_files import launcher_of
 from .random_op import channels_last_strides
 from .region_op import define_op
-from .translation import tensor_of
+from .translation import known, tensor_of
 
 TILE = 512
 """Elements of a program: 8 of 16 bits, a load of 16 bytes, for each of 64 threads.  The pool and the gradient of 128
@@ -49,16 +51,28 @@ LONGEST = 128
 _BACKWARD: Any = torch.ops.aten.max_pool2d_with_indices_backward.default
 
 
-def take_pools(graph: Graph, *, only_gpu: bool = True) -> int:
-    """Replace max pools of images in channels-last and their gradients; how many have been."""
-    pools = [n for n in graph.nodes if _is_pool(n) and not (only_gpu and not tensor_of(_image_of(n)).is_cuda)]
+def take_pools(graph: Graph, *, only_gains: bool = True, is_host_hidden: bool = False) -> int:
+    """Replace max pools of images in channels-last and their gradients; how many have been.
+
+    ``only_gains``: on a GPU alone, and where that is expected to gain.  ``is_host_hidden``: a call of an op costs
+    nothing on the host.
+    """
+    pools = [n for n in graph.nodes if _is_pool(n)]
+    found = [(n, offsets_of(n)) for n in graph.find_nodes(op="call_function", target=_BACKWARD)]
+    gradients = [(n, o) for n, o in found if o is not None]
+    if only_gains:
+        least = LEAST_US + (0.0 if is_host_hidden else HOST_US)
+        pools = [n for n in pools if _gain_us(tensor_of(_image_of(n)), POOL_GAIN_US) >= least]
+        gradients = [(n, o) for n, o in gradients if _gain_us(tensor_of(n), POOL_GRADIENT_GAIN_US) >= least]
     for n in pools:
         _replace_pool(graph, n)
-    found = [(n, offsets_of(n)) for n in graph.find_nodes(op="call_function", target=_BACKWARD)]
-    taken = [(n, o) for n, o in found if o is not None and not (only_gpu and not n.meta["val"].is_cuda)]
-    for n, offsets in taken:
+    for n, offsets in gradients:
         _replace(graph, n, offsets)
-    return len(pools) + len(taken)
+    return len(pools) + len(gradients)
+
+
+def _gain_us(image: torch.Tensor, of_a_million: float) -> float:
+    return of_a_million * math.prod(map(known, image.shape)) / 1e6 if image.is_cuda else 0.0
 
 
 def _is_pool(n: Node) -> bool:
@@ -67,14 +81,10 @@ def _is_pool(n: Node) -> bool:
     if not ("max_pool" in name and name.endswith("with_offsets")) or len(n.args) != 6 or n.kwargs:
         return False
     x, _, _, _, dilation, ceil_mode = n.args
-    if (
-        ceil_mode
-        or any(d != 1 for d in _pair(dilation))
-        or not is_image_in_channels_last(cast(Node, x).meta.get("val"))
-    ):
+    value: Any = cast(Node, x).meta.get("val")
+    if ceil_mode or any(d != 1 for d in _pair(dilation)) or not is_image_in_channels_last(value):
         return False
-    value = tensor_of(cast(Node, x))
-    is_taken = value.ndim == 4 and value.is_floating_point() and value.itemsize <= 4
+    is_taken = value.ndim == 4 and value.numel() > 0 and value.is_floating_point() and value.itemsize <= 4
     return is_taken and all(u.target is operator.getitem for u in n.users)
 
 
@@ -121,6 +131,7 @@ def offsets_of(n: Node) -> Node | None:
     if not all(map(is_image_in_channels_last, images)) or any(v.ndim != 4 for v in images):
         return None
     is_taken = images[0].is_floating_point() and images[0].itemsize <= 4 and images[1].dtype is torch.int8
+    is_taken = is_taken and all(v.numel() > 0 for v in images)
     return offsets if is_taken else None
 
 
@@ -148,7 +159,10 @@ def _replace(graph: Graph, n: Node, offsets: Node) -> None:
 def run_pool(x: torch.Tensor, kernel: list[int], stride: list[int], padding: list[int]) -> list[torch.Tensor]:
     """What was chosen, and its offsets, int8: new images in channels-last."""
     pooled, offsets = fake_pool(x, kernel, stride, padding)
+    x = x.contiguous(memory_format=torch.channels_last)
     if not has_kernels(x.device):
+        from torch._inductor import inductor_prims  # noqa: F401 - which defines the op
+
         plain = torch.ops.prims._low_memory_max_pool_with_offsets.default(x, kernel, stride, padding, [1, 1], False)
         return [a.copy_(b) for a, b in zip((pooled, offsets), plain, strict=True)]
     cells, channels = _tile(x.shape[1])
@@ -200,6 +214,7 @@ def run_gradient(
 ) -> list[torch.Tensor]:
     """A new image in channels-last, of the gradient's type."""
     (out,) = fake_gradient(gradient, offsets, size, kernel, stride, padding)
+    gradient, offsets = (t.contiguous(memory_format=torch.channels_last) for t in (gradient, offsets))
     if not has_kernels(gradient.device):
         return [out.copy_(_added(gradient, offsets.long(), size, kernel, stride, padding))]
     n, c, h, w = size

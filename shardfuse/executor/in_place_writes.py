@@ -19,7 +19,7 @@ from math import prod
 
 import torch
 
-from ..codegen.source import KernelSource
+from ..codegen.source import KernelSource, MemoryAccess
 from ..ir.digits import Axis, joined
 from ..ir.expr import BoundTensor
 
@@ -37,7 +37,12 @@ def reads_before_it_writes(source: KernelSource, read: BoundTensor, written: Bou
     stages = [own for own in every if own]
     if len(stages) != 1:
         return False  # a later stage writes other programs' places
-    (own,) = stages
+    branches = [[a for a in stages[0] if a.is_whole is is_whole] for is_whole in (False, True)]
+    return all(_reads_first(own, read, written) for own in branches if own)
+
+
+def _reads_first(own: Sequence[MemoryAccess], read: BoundTensor, written: BoundTensor) -> bool:
+    """Of a program that has these accesses."""
     loads, stores = ([a for a in own if a.tensor is tensor] for tensor in (read, written))
     places = [a.place for a in loads]
     if {a.kind for a in loads} != {"load"} or {a.kind for a in stores} != {"store"}:
