@@ -489,3 +489,27 @@ def test_other_products_stay_as_they_are(name: str) -> None:
     assert shapes == [tuple(t.shape) for t in f(*given)]
     for mine, expected in zip(listed(gm(*given)), f(*given), strict=True):
         torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: F.layer_norm(x[:, 1:, 2:], (5,)),
+        lambda x: F.layer_norm(x[1][:, 2:], (5,)),
+        lambda x: x[:, :-1, :5].log_softmax(-1),
+        lambda x: F.pad(F.layer_norm(x, (7,)), [2, 1])[:, 1:] + 1,
+    ],
+    ids=["rows and columns", "one of a batch", "a shifted vocabulary", "a padded norm"],
+)
+def test_gradients_of_slices_are_zero_outside(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Which are pads of pads, of what a reduction is part of."""
+    x = numbers(3, 4, 7).requires_grad_()
+    found = torch.compile(f, backend="shardfuse", options={"shardfuse.take": "all"})(x)
+    wide = x.detach().double().requires_grad_()
+    right = f(wide)
+    weight = numbers(*right.shape)
+    (grad,), (expected,) = (
+        torch.autograd.grad((y * weight.to(y.dtype)).sum(), t) for y, t in ((found, x), (right, wide))
+    )
+    torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grad.double(), expected, rtol=1e-5, atol=1e-5)

@@ -35,6 +35,10 @@ def part(o: Ops, x: TensorView, dim: int, start: int, stop: int, step: int = 1) 
     return o.slice(x, starts, stops, steps)
 
 
+def centred(o: Ops, x: TensorView) -> TensorView:
+    return o.sub(x, o.mean(x, [1], keepdim=True))
+
+
 def rotate_half(o: Ops, x: TensorView, cos: TensorView, sin: TensorView) -> TensorView:
     """``x * cos + cat(-x2, x1) * sin``, x1 and x2 the halves of the last axis."""
     n, last = x.shape[-1], x.ndim - 1
@@ -329,6 +333,16 @@ OTHERS = [
         lambda x: (p := functional.pad(x, (3, 2), value=7)) + p.flip(1),
         ((7, 10),),
         dtypes=(DataType.Int,),
+    ),
+    *(
+        WindowCase(
+            f"norm and sums of padded rows of {n}",
+            lambda o, x: o.mul(centred(o, p := o.pad(x, [0, 0, 1, 2], 2.0)), o.sum(p, [0])),
+            lambda x: (p := functional.pad(x, (0, 0, 1, 2), value=2.0)).sub(p.mean(1, True)) * p.sum(0),
+            ((3, n),),
+            launches=3,
+        )
+        for n in (40, 1030)
     ),
     WindowCase(
         "cat of flags",

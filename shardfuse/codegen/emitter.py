@@ -313,7 +313,9 @@ class Emitter(Addresses):
         if expr.output.domain.mesh_digits:
             self.starts[f"start_{expr.output}"] = start
             terms.insert(0, f"start_{expr.output}")
-        elif not (has_x or has_r):
+        elif not (has_x or has_r) or (
+            self.interpret and not (self.tile.x_lanes or has_r)
+        ):  # a loop's own x is a number
             terms = [f"tl.full([], {' + '.join(terms) or 0}, tl.int64)"]
         return f"{atom(' + '.join(terms))}.to({TRITON_TYPE[dtype]})", has_x and self.tile.x_lanes, has_r
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -161,7 +162,7 @@ def run_pool(x: torch.Tensor, kernel: list[int], stride: list[int], padding: lis
     pooled, offsets = fake_pool(x, kernel, stride, padding)
     x = x.contiguous(memory_format=torch.channels_last)
     if not has_kernels(x.device):
-        from torch._inductor import inductor_prims  # noqa: F401 - which defines the op
+        import_module("torch._inductor.inductor_prims")  # which defines the op
 
         plain = torch.ops.prims._low_memory_max_pool_with_offsets.default(x, kernel, stride, padding, [1, 1], False)
         return [a.copy_(b) for a, b in zip((pooled, offsets), plain, strict=True)]

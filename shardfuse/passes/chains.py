@@ -179,6 +179,8 @@ class Chains:
         behind = self._behind(tensor, sight)
         if behind is None:
             return None
+        if self._is_zero_outside(tensor):
+            return dict.fromkeys(behind)
         found: dict[tuple[BoundTensor, Sight], None] = {}
         for t, s in behind:
             if not s:
@@ -193,7 +195,7 @@ class Chains:
 
     def _would_reduce_anew(self, tensor: BoundTensor, sight: Sight) -> bool:
         """Is it computed of reduced values that would be reduced anew for every index that is seen?"""
-        if all(one.source == one.target for one in sight):
+        if all(one.source == one.target for one in sight) or self._is_zero_outside(tensor):
             return False
         return any(
             self._reduces_anew(t, s) if s else self._rests_on_reduction(t) for t, s in self._behind(tensor, sight) or []
@@ -205,6 +207,14 @@ class Chains:
         if expr is None or not is_for_kernel(expr):
             return False
         return isinstance(expr.op, Reduce) or any(self._rests_on_reduction(t) for t in expr.tensors)
+
+    def _is_zero_outside(self, tensor: BoundTensor) -> bool:
+        """Is it a window with no element at some index?  What is read so has zeros there, and no value computed of such
+        zeros: it is read from memory, however the window is seen."""
+        expr = self._made.get(tensor)
+        if expr is None or not isinstance(expr.op, Window):
+            return False
+        return not all(one.is_whole for one in sight_of(expr, expr.op))
 
     def _behind(self, tensor: BoundTensor, sight: Sight) -> list[tuple[BoundTensor, Sight]] | None:
         """The inputs of what makes ``tensor``, and how each is seen; ``None`` where that cannot be done elsewhere."""
@@ -275,7 +285,10 @@ class Chains:
     ) -> BoundTensor:
         expr = self._made[tensor]
         if isinstance(expr.op, Moving):
-            return self._anew(expr.tensors[0], behind[expr.tensors[0]], as_views, out)
+            (source,) = expr.tensors
+            if self._is_zero_outside(tensor):
+                return self.read(source, behind[source], out, as_view=as_views)
+            return self._anew(source, behind[source], as_views, out)
         seen = {t: self._anew(t, s, as_views) for t, s in behind.items()}
         inputs: list[Value] = [seen[v] if isinstance(v, BoundTensor) else v for v in expr.inputs]
         made = out or self.like(tensor, tensor.name, _moved(tensor.domain.logical, sight))
