@@ -20,7 +20,9 @@ SOURCES = {
     "start_errors.py": "Start of the ranks",
     "rank_errors.py": "Ranks that wait for each other",
     "errors.py": "Definitions, meshes and runs",
+    "kernel_errors.py": "Kernels",
     "module_errors.py": "Modules",
+    "nn/loss.py": "Losses",
     "compile/compile_errors.py": "torch.compile",
     "optim/optim_errors.py": "Optimiser steps",
 }
@@ -32,7 +34,8 @@ Written by `scripts/troubleshooting.py` from the sources; do not edit.
 Search this page for the name of the error. In the messages below, words in capitals are values.
 
 - **Every error about your program** is a `shardfuse.ShardfuseError`. Its message is one sentence: the argument, what was found, what was expected, and what to do. Below the
-  sentence are the lines of your program that it is about.
+  sentence are the lines of your program that it is about. What `torch.compile(backend="shardfuse")` refuses, torch raises as its own `BackendCompilerFailed`, of which that error is the
+  `inner_exception`.
 - **An `AssertionError` from inside of shardfuse** is a fault of shardfuse: please report it with `fd.repro_script_for(inputs)`.
 - **In a job of several ranks**, read the message of the rank that is named first: those of the others follow from it. [Debug a hang](howto/debug_a_hang.md) has more.
 - **Where a job does not start**, `python -m shardfuse doctor` looks at the machine.
@@ -154,7 +157,8 @@ def page() -> str:
 
 
 def errors_of(tree: ast.Module) -> list[ast.ClassDef]:
-    return [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name not in NOT_MET]
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Error")]
+    return [node for node in found if node.name not in NOT_MET]
 
 
 def message_of(error: ast.ClassDef) -> str:

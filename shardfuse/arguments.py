@@ -7,6 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import torch
@@ -72,22 +73,67 @@ def misfit(
     return None
 
 
-def _checked(
-    said: str, function: Callable[..., Any], refuse: Refuse, adapt: Callable[[Any], object] | None
-) -> Callable[..., Any]:
-    checks: dict[str, tuple[Check, Hint]] = {}
+@dataclass
+class _Parameters:
+    """Those of a function behind ``self``: how each is checked, by name; which take a place, and must be given."""
 
-    def prepare() -> None:
-        for p in list(inspect.signature(function).parameters.values())[1:]:
+    checks: dict[str, tuple[Check, Hint]]
+    placed: list[str]
+    required: list[str]
+    is_open: bool
+
+    @staticmethod
+    def of(function: Callable[..., Any]) -> _Parameters:
+        found = list(inspect.signature(function).parameters.values())[1:]
+        checks: dict[str, tuple[Check, Hint]] = {}
+        for p in found:
             hint = _evaluated(p.annotation, function)
             if p.name == "inputs":
                 hint = _INPUTS | None if p.default is None else _INPUTS
             checks[p.name] = _check_of(hint), hint
+        any_number = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found)
+        placed = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        required = [p.name for p in found if p.default is p.empty and p.name in placed]
+        return _Parameters(checks, placed, required, any_number)
+
+    def why_not(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, object, str] | None:
+        """The argument that the function does not have, or is not given, what was found, and what it takes."""
+        if self.is_open:
+            return None
+        names = ", ".join(self.checks)
+        if len(args) > len(self.placed):
+            return f"argument {len(self.placed) + 1}", args[len(self.placed)], f"no more than {', '.join(self.placed)}"
+        for name, value in kwargs.items():
+            if name not in self.checks:
+                return name, value, f"an argument of one of the names {names}"
+            if name in self.placed[: len(args)]:
+                return name, value, "each argument once: it is given by its place too"
+        missing = next((name for name in self.required[len(args) :] if name not in kwargs), None)
+        return None if missing is None else (missing, NOTHING, f"a value: it takes {names}")
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+NOTHING = _Nothing()
+"""What was found where an argument was left out."""
+
+
+def _checked(
+    said: str, function: Callable[..., Any], refuse: Refuse, adapt: Callable[[Any], object] | None
+) -> Callable[..., Any]:
+    prepared: list[_Parameters] = []
 
     @functools.wraps(function)
     def call(self: object, *args: object, **kwargs: object) -> object:
-        if not checks:
-            prepare()
+        if not prepared:
+            prepared.append(_Parameters.of(function))
+        (known,) = prepared
+        if (wrong := known.why_not(args, kwargs)) is not None:
+            raise refuse(said, *wrong)
+        checks = known.checks
         if adapt is not None:
             args, kwargs = tuple(map(adapt, args)), {name: adapt(value) for name, value in kwargs.items()}
         for (name, (fits, hint)), value in zip(checks.items(), args, strict=False):
@@ -162,8 +208,9 @@ def expected_of(hint: Hint) -> str:
     """What an error says that is taken for an annotation."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        alternatives = [expected_of(part) for part in parts if part is not bool or len(parts) < 3]
-        return " or ".join(dict.fromkeys(alternatives))
+        has_numbers = any(part in (int, float, complex) for part in parts)
+        last = sorted(parts, key=lambda part: get_origin(part) in (Sequence, Iterable))  # what it has has alternatives
+        return " or ".join(dict.fromkeys(expected_of(part) for part in last if part is not bool or not has_numbers))
     if origin in (Sequence, Iterable):
         return f"a list, each {expected_of(parts[0])}"
     if origin is Literal:

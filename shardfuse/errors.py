@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from .base_error import ArgumentError as ArgumentError
 from .base_error import ShardfuseError as ShardfuseError
 from .base_error import shown
+from .kernel_errors import KernelCompileError as KernelCompileError
+from .kernel_errors import KernelLaunchError as KernelLaunchError
+from .kernel_errors import NoKernelsError as NoKernelsError
 from .module_errors import ChangedBeforeBackwardError as ChangedBeforeBackwardError
 from .module_errors import CompiledElsewhereError as CompiledElsewhereError
 from .module_errors import ModuleArgumentError as ModuleArgumentError
@@ -194,28 +197,6 @@ class ScheduleError(ShardfuseError):
 
     def __init__(self, where: str, found: str, why: str, remedy: str) -> None:
         super().__init__(f"{where}: {found} cannot be done: {why}; {remedy}")
-
-
-class KernelCompileError(ShardfuseError):
-    """Triton could not compile a generated kernel."""
-
-    def __init__(self, name: str, message: str, source: str) -> None:
-        super().__init__(
-            f"kernel {name} does not compile: {message}; the source stands below, please report it\n{source}"
-        )
-
-
-class KernelLaunchError(ShardfuseError):
-    """The CUDA driver refused a launch, or tells of what an earlier kernel did."""
-
-    def __init__(self, name: str, message: str, grid: int, threads: int, shared: int) -> None:
-        super().__init__(
-            f"kernel {name} was not launched ({grid} programs of {threads} threads, {shared} bytes of shared memory): "
-            f"{message}; after an error of an earlier kernel run with CUDA_LAUNCH_BLOCKING=1 to see where it comes from"
-        )
-
-
-# --- shardfuse.nn ------------------------------------------------------------------------------------------
 
 
 class ShapeError(ShardfuseError):

@@ -19,7 +19,7 @@ import shardfuse.compat.nvfuser_direct as nvfuser_direct
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, NoGradientsWarning, ParallelType
 from shardfuse.compat.nvfuser_direct.distributed import execute_with_dtensors
-from shardfuse.errors import DefinitionError, InputError
+from shardfuse.errors import DefinitionError, InputError, NoKernelsError, OperandError
 from shardfuse.nn import RMSNorm, Softmax, redistribute
 
 
@@ -480,3 +480,27 @@ def test_torch_compile_calls_fusions_as_they_are() -> None:
     assert_beside(leaf.grad, wide.grad.float())
     assert not any("empty_strided" in text for text in traced), traced
     assert sum(text.count("rsqrt(") for text in traced) == 1, "torch's ops stand for the module alone"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda fd, x: fd.ops.pad(x, widths=[1, 1]), r"pad: widths is \[1, 1\].*names x, pad_widths, value"),
+        (lambda fd, x: fd.ops.pad(x), "pad: pad_widths is missing"),
+        (lambda fd, x: fd.ops.sum(x, [0], False, DataType.Float, 3), "sum: argument 5 is 3.*no more than x, dims"),
+        (lambda fd, x: fd.ops.pad(x, [1, 1], x=x), "pad: x is .*each argument once"),
+    ],
+)
+def test_arguments_that_an_op_does_not_have(call: Callable[..., object], message: str) -> None:
+    """Not Python's error, which names a class that nobody calls."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 5])
+        with pytest.raises(OperandError, match=message):
+            call(fd, x)
+
+
+def test_kernels_without_a_gpu() -> None:
+    with FusionDefinition(backend="triton") as fd:
+        fd.add_output(fd.ops.neg(fd.define_tensor([4, 5])))
+    with pytest.raises(NoKernelsError, match=r"tensors on 'cpu'.*TRITON_INTERPRET=1.*leave backend out"):
+        fd.execute([torch.ones(4, 5)])

@@ -16,6 +16,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import shardfuse.compile
+from shardfuse.base_error import ArgumentError
 from shardfuse.compile import ledger, report
 from shardfuse.compile.backend import patches
 from shardfuse.compile.compile_errors import CompileOptionError, UnknownOptionError
@@ -331,9 +332,11 @@ def test_what_is_taken_is_said() -> None:
     graph = torch.fx.symbolic_trace(lambda x: x)
     with pytest.raises(CompileOptionError, match=r"'shardfuse\.take' is 'most', expected one of"):
         shardfuse.compile.backend(graph, [x], options={"shardfuse.take": "most"})
-    for unknown in ("shardfuse.taken", "take"):
+    for unknown in ("shardfuse.taken", "shardfuse_take", "take"):
         with pytest.raises(UnknownOptionError, match=rf"no option '{re.escape(unknown)}', expected .*shardfuse\.take"):
             shardfuse.compile.backend(graph, [x], options={unknown: "all"})
+    with pytest.raises(ArgumentError, match=r"options is \['all'\], expected a dict"):
+        shardfuse.compile.backend(graph, [x], options=["all"])  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any, cast, get_args
 import torch
 from torch.fx import GraphModule
 
+from ..base_error import ArgumentError
 from ..errors import PromiseError
 from ..frontend.promise_arguments import promised
 from .compile_errors import CompileOptionError, UnknownOptionError
@@ -53,12 +54,14 @@ def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str,
 
     from shardfuse.compile.graph_pass import PostGradPass, Take
 
+    if not isinstance(cast(object, options), Mapping | None):
+        raise ArgumentError("torch.compile", "options", options, "a dict of options and their values")
     given = {**(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
     take = given.pop("shardfuse.take", "auto")
     _check_promises(given.pop("shardfuse.invariant", None), given.pop("shardfuse.accumulate", None))
     if take not in get_args(Take):
         raise CompileOptionError("shardfuse.take", take, get_args(Take))
-    unknown = next((k for k in given if k.startswith("shardfuse.") or f"shardfuse.{k}" in OPTIONS), None)
+    unknown = next((k for k in given if "shardfuse" in str(k) or f"shardfuse.{k}" in OPTIONS), None)
     if unknown is not None:
         raise UnknownOptionError(unknown, OPTIONS)
     found = {k.replace("-", "_"): v for k, v in given.items()}

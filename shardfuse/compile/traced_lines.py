@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import cast
 
+import torch
 from torch.fx import Node
+
+_TORCH = f'File "{Path(torch.__file__).parent}/'
 
 
 def lines_of(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """The caller's lines, ``file:line: text``, that the nodes come from: the innermost frame of each, once."""
+    """The caller's lines, ``file:line: text``, that the nodes come from, each once.
+
+    Of each node the innermost frame outside of torch; where all are torch's, as of a layer of ``nn.Sequential``, the
+    innermost.
+    """
     found: dict[str, None] = {}
     for n in nodes:
         trace = cast("str | None", n.meta.get("stack_trace"))
@@ -17,7 +25,7 @@ def lines_of(nodes: Iterable[Node]) -> tuple[str, ...]:
         places = [k for k, line in enumerate(frames) if line.startswith('File "')]
         if not places:
             continue
-        last = places[-1]
+        last = next((k for k in reversed(places) if not frames[k].startswith(_TORCH)), places[-1])
         file, line = frames[last].split(", ")[:2]
         text = frames[last + 1] if last + 1 < len(frames) else ""
         name = file.removeprefix('File "').rstrip('"').rsplit("/", 1)[-1]

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from ..codegen.source import KernelSource
-from ..errors import KernelCompileError, KernelLaunchError
+from ..errors import KernelCompileError, KernelLaunchError, NoKernelsError
 from ..ir.scalar import Number
 from ..kernel_functions.interpreted import index_by_arrays
 from ..secure_files import keep_text
@@ -115,11 +115,13 @@ class Kernel:
     def compile(self, device: torch.device) -> None:
         """Have Triton compile for aligned tensors on ``device``, or find it compiled, without running.
 
-        Raises ``KernelCompileError``.
+        Raises ``KernelCompileError``, and ``NoKernelsError`` where there is nothing that runs one.
         """
         self._device = device
         if self._interpret:
             return
+        if device.type != "cuda":
+            raise NoKernelsError(device)
         try:
             self._ready = _ready(self._asked(device), self._directory, device)
         except RuntimeError as error:
