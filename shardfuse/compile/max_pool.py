@@ -28,6 +28,7 @@ CHANNELS = tl.constexpr(64)
 WIDE = tl.constexpr(8)
 INTERPRETED = tl.constexpr(False)
 # --- end ---
+SIGN = tl.constexpr(-(2**31))
 
 
 @triton.jit
@@ -41,7 +42,6 @@ def max_pool(image, pooled, offsets):
     top, left = v * STRIDE_H - PADDING_H, u * STRIDE_W - PADDING_W
     is_channel = (c < ALL_CHANNELS)[None, :]
     largest = tl.full([CELLS, CHANNELS], float("-inf"), tl.float32)
-    compared = largest
     # the first pixel that is no padding: what is -inf all over has chosen it
     chosen = tl.maximum(-top, 0) * KERNEL_W + tl.maximum(-left, 0)
     chosen = tl.broadcast_to(chosen[:, None], [CELLS, CHANNELS])
@@ -54,10 +54,14 @@ def max_pool(image, pooled, offsets):
             found = tl.load(pixels + (x * ALL_CHANNELS)[:, None] + c[None, :], mask, other=float("-inf"))
             found = found.to(tl.float32)
             # -0 is compared as 0: of equals the first is kept, which are those whose bits are the same then, NaNs too
-            above = tl.maximum(compared, found + 0.0, propagate_nan=tl.PropagateNan.ALL)
-            is_larger = above.to(tl.int32, bitcast=True) != compared.to(tl.int32, bitcast=True)
-            compared, largest = above, tl.where(is_larger, found, largest)
-            chosen = tl.where(is_larger, r * KERNEL_W + s, chosen)
+            above = tl.maximum(largest, found + 0.0, propagate_nan=tl.PropagateNan.ALL)
+            is_larger = above.to(tl.int32, bitcast=True) != largest.to(tl.int32, bitcast=True)
+            bits = found.to(tl.int32, bitcast=True)
+            if image.dtype.element_ty == tl.float32:  # the last bits of narrower ones are free
+                bits &= SIGN
+            largest, chosen = above, tl.where(is_larger, bits | (r * KERNEL_W + s), chosen)
+    largest = (largest.to(tl.int32, bitcast=True) | (chosen & SIGN)).to(tl.float32, bitcast=True)  # 0 or -0
+    chosen &= 0xFF
     windows = (n * POOLED_HEIGHT + v) * POOLED_WIDTH * ALL_CHANNELS
     place, mask = (u * ALL_CHANNELS)[:, None] + c[None, :], (u < POOLED_WIDTH)[:, None] & is_channel
     tl.store(pooled + windows + place, largest.to(pooled.dtype.element_ty), mask)
