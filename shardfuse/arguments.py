@@ -100,25 +100,28 @@ class _Parameters:
         """The argument that the function does not have, or is not given, what was found, and what it takes."""
         if self.is_open:
             return None
-        names = ", ".join(self.checks)
         if len(args) > len(self.placed):
             return f"argument {len(self.placed) + 1}", args[len(self.placed)], f"no more than {', '.join(self.placed)}"
         for name, value in kwargs.items():
             if name not in self.checks:
-                return name, value, f"an argument of one of the names {names}"
+                return name, value, f"an argument of one of the names {', '.join(self.checks)}"
             if name in self.placed[: len(args)]:
                 return name, value, "each argument once: it is given by its place too"
-        missing = next((name for name in self.required[len(args) :] if name not in kwargs), None)
-        return None if missing is None else (missing, NOTHING, f"a value: it takes {names}")
+        if len(args) < len(self.required):
+            missing = [name for name in self.required[len(args) :] if name not in kwargs]
+            if missing:
+                return missing[0], _LEFT_OUT, f"a value: it takes {', '.join(self.checks)}"
+        return None
 
 
-class _Nothing:
+class _LeftOut:
+    """What an error says was found where an argument was left out."""
+
     def __repr__(self) -> str:
         return "missing"
 
 
-NOTHING = _Nothing()
-"""What was found where an argument was left out."""
+_LEFT_OUT = _LeftOut()
 
 
 def _checked(
@@ -209,8 +212,9 @@ def expected_of(hint: Hint) -> str:
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         has_numbers = any(part in (int, float, complex) for part in parts)
-        last = sorted(parts, key=lambda part: get_origin(part) in (Sequence, Iterable))  # what it has has alternatives
-        return " or ".join(dict.fromkeys(expected_of(part) for part in last if part is not bool or not has_numbers))
+        # a list last: its elements may have alternatives of their own, which would read as those of the argument
+        ordered = sorted(parts, key=lambda part: get_origin(part) in (Sequence, Iterable))
+        return " or ".join(dict.fromkeys(expected_of(part) for part in ordered if part is not bool or not has_numbers))
     if origin in (Sequence, Iterable):
         return f"a list, each {expected_of(parts[0])}"
     if origin is Literal:

@@ -200,7 +200,7 @@ class Emitter(Addresses):
 
     def loaded(self, chunk: Chunk) -> list[Text]:
         """What ``chunk`` has been loaded of so far in runs along its lanes, the narrowest first."""
-        loads = sorted(filter(self.tile.is_in_runs, self.plan.segment.loads), key=lambda t: t.dtype.itemsize)
+        loads = sorted(filter(self.tile.lane_runs, self.plan.segment.loads), key=lambda t: t.dtype.itemsize)
         return [self.values[key] for t in loads if (key := self.key(t, chunk)) in self.values]
 
     def inputs_of(self, expr: Expr, chunk: Chunk) -> list[Text]:
@@ -313,9 +313,8 @@ class Emitter(Addresses):
         if expr.output.domain.mesh_digits:
             self.starts[f"start_{expr.output}"] = start
             terms.insert(0, f"start_{expr.output}")
-        elif not (has_x or has_r) or (
-            self.interpret and not (self.tile.x_lanes or has_r)
-        ):  # a loop's own x is a number
+        elif not (has_x or has_r) or (self.interpret and not (self.tile.x_lanes or has_r)):
+            # Triton's interpreter has the variable of a loop as Python's own number
             terms = [f"tl.full([], {' + '.join(terms) or 0}, tl.int64)"]
         return f"{atom(' + '.join(terms))}.to({TRITON_TYPE[dtype]})", has_x and self.tile.x_lanes, has_r
 

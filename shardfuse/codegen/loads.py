@@ -75,18 +75,14 @@ def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, terms: list[str]) -> l
     """
     plan = tile.plan
     space, schedule = plan.space, plan.schedule
-    if tensor.dtype is not DataType.Bool or not terms or not space.is_streamed(tensor):
-        return terms
-    if space.sides[0] or schedule.columns or schedule.is_aligned_down:
+    if tensor.dtype is not DataType.Bool or not terms or schedule.columns or schedule.is_aligned_down:
         return terms
     others = [t.dtype.itemsize for t in space.streamed if t.dtype.itemsize > 1]
     if not others:
         return terms
     width = max(plan.device.access_bytes // min(others), LEAST_COPY)
-    strides, along = tile.strides[tensor], bool(space.r) and tile.space.is_inner
-    runs = tile.r_runs(strides) if along else tile.x_runs(strides)
-    block = chunk.block if along else tile.x_block
-    if not runs or (runs[-1].below, runs[-1].stride) != (1, 1) or block % width:
+    runs, block = tile.lane_runs(tensor), chunk.block if tile.is_along_r else tile.x_block
+    if not runs or block % width:
         return terms
     if len(runs) > 1 and runs[-1].extent % width:
         return terms

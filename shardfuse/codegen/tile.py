@@ -279,13 +279,19 @@ class Tile:
     def r_runs(self, strides: Strides) -> list[Run]:
         return runs(self.r_extents, [strides.get(a, 0) for a in self.space.r])
 
-    def is_in_runs(self, tensor: BoundTensor) -> bool:
-        """Has ``tensor`` an element for each lane, side by side in memory as the lanes are?"""
+    def lane_runs(self, tensor: BoundTensor) -> list[Run]:
+        """The runs of ``tensor`` along the lanes of the tile; none where it has not an element for each lane, or has
+        those of neighbouring lanes apart in memory."""
         if not self.space.is_streamed(tensor) or tensor not in self.strides or self.space.sides[0]:
-            return False
-        strides, along = self.strides[tensor], bool(self.space.r) and self.space.is_inner
-        found = self.r_runs(strides) if along else self.x_runs(strides)
-        return bool(found) and (found[-1].below, found[-1].stride) == (1, 1)
+            return []
+        strides = self.strides[tensor]
+        found = self.r_runs(strides) if self.is_along_r else self.x_runs(strides)
+        return found if found and (found[-1].below, found[-1].stride) == (1, 1) else []
+
+    @property
+    def is_along_r(self) -> bool:
+        """Are neighbouring lanes neighbours along a row that is reduced?"""
+        return bool(self.space.r) and self.space.is_inner
 
     def _strides_of(self, tensor: BoundTensor, layout: Layout) -> Strides:
         """Elements that one step of each atom moves."""

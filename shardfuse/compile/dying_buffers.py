@@ -38,14 +38,13 @@ def dying_buffers(inputs: Sequence[Any]) -> dict[int, Any]:
     for k, (name, x) in enumerate(zip(names, inputs, strict=True)):
         if names.count(name) == 1 and name in node.last_usage and x.get_layout().offset == 0:
             buffer = _owned(name)
-            if (
-                buffer is not None and buffer.get_size() != [] and _holds_gaps(buffer, x)
-            ):  # a kernel has numbers as well
+            is_tensor = buffer is not None and buffer.get_size() != []  # a kernel has numbers as well
+            if is_tensor and _has_the_gaps(buffer, x):
                 found[k] = buffer
     return found
 
 
-def _holds_gaps(buffer: Any, x: Any) -> bool:
+def _has_the_gaps(buffer: Any, x: Any) -> bool:
     """Where rows of ``x`` are apart, are the gaps between and behind them the buffer's own?
 
     Gaps of an input of the graph are not: another tensor may be there.

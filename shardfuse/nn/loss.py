@@ -41,7 +41,10 @@ def check_torchs(name: str, weight: object, size_average: object, reduce: object
 
 
 class StrayTargetError(ModuleInputError):
-    """A target is neither a class nor ignored.  strays: how many there are on all ranks: this one may have none."""
+    """A target is neither a class nor ignored.
+
+    strays: how many there are on all ranks; this one may have none.
+    """
 
     def __init__(self, module: str, target: torch.Tensor, classes: int, ignore_index: int, strays: int) -> None:
         self.classes, self.ignore_index, self.strays = classes, ignore_index, strays
