@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
@@ -50,6 +50,12 @@ _COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?\], *(0x[0-9a-f]+|\
 _RELAXED = re.compile(r"\b(?:ld|st)\.relaxed\.[\w.]+")
 _DROPS_NAN = re.compile(r"\b(?:min|max)(?:\.ftz)?\.(?:f32|f16|f16x2|bf16|bf16x2)\b")
 _CONTRACTED = re.compile(r"\bfma\.rn(?:\.ftz)?\.f(?:32|64)\b")
+_LAYOUT = re.compile(r"^(#\w+) = (#ttg\.\S+<.*)$", re.MULTILINE)
+_REDUCTION = re.compile(
+    r'"tt\.reduce"\([^)]*\) <\{axis = (\d+) : i32\}> \(\{.*?\}\) : \(tensor<([\dx]+)x\w+, (#\w+|#ttg\.slice<[^>]*>)>',
+    re.DOTALL,
+)
+_SIDES = re.compile(r"(?:sizePerThread|threadsPerWarp|warpsPerCTA) = \[([\d, ]+)\]")
 _USED = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -60,6 +66,8 @@ class Resources:
     relaxed: the kinds of relaxed loads and stores that programs poll each other's words with.
     drops_nan: minima and maxima of float32 and 16-bit floats that give the other operand where one is NaN.
     contracted: products and sums that are one operation.
+    along_rows: of each reduction along the last axis of a block, its elements, and how many a thread, the threads of a
+    warp and the warps of a program have side by side: the order of its additions.
     """
 
     kernel: str
@@ -74,6 +82,7 @@ class Resources:
     relaxed: tuple[str, ...]
     drops_nan: int
     contracted: int
+    along_rows: tuple[str, ...]
 
     @property
     def widest_load(self) -> int:
@@ -140,11 +149,23 @@ def compile_one(source: KernelSource, directory: Path, capability: int) -> Resou
         made = triton.compile(
             ASTSource(function, types, {}, aligned), target=GPUTarget("cuda", capability, 32), options=options
         )
-    return _resources(source, made.asm["ptx"], log.getvalue(), made.metadata.shared)
+    return _resources(source, made.asm, log.getvalue(), made.metadata.shared)
 
 
-def _resources(source: KernelSource, ptx: str, log: str, shared: int) -> Resources:
-    """``log``: what the assembler says of the registers and the stack."""
+def _along_rows(ttgir: str) -> Iterator[str]:
+    """Of what is a slice of a larger layout, that layout."""
+    layouts = dict(_LAYOUT.findall(ttgir))
+    for axis, shape, name in _REDUCTION.findall(ttgir):
+        sizes, layout = shape.split("x"), re.sub(r"#\w+\b(?!\.)", lambda m: layouts.get(m[0], m[0]), name)
+        if int(axis) == len(sizes) - 1:
+            sides = [side.split(", ") for side in _SIDES.findall(layout)]
+            is_own = bool(sides) and all(len(side) == len(sizes) for side in sides)
+            yield ", ".join([sizes[-1], *(side[-1] for side in sides)]) if is_own else f"{shape} of {layout}"
+
+
+def _resources(source: KernelSource, asm: Mapping[str, str], log: str, shared: int) -> Resources:
+    """``asm``: by the name of a stage of the compiler.  ``log``: what the assembler says of registers and stack."""
+    ptx = asm["ptx"]
     registers, used = re.search(r"Used (\d+) registers", log), _USED.search(log)
     assert registers is not None, log
     assert used is not None, log
@@ -165,6 +186,7 @@ def _resources(source: KernelSource, ptx: str, log: str, shared: int) -> Resourc
         relaxed=tuple(sorted(set(_RELAXED.findall(ptx)))),
         drops_nan=len(_DROPS_NAN.findall(ptx)),
         contracted=len(_CONTRACTED.findall(ptx)),
+        along_rows=tuple(_along_rows(asm["ttgir"])),
     )
 
 

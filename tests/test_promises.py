@@ -50,11 +50,20 @@ def of_rows(name: str, plan: Plan, sources: list[KernelSource]) -> list[object]:
     return [options[0], *((s.order, s.residency, s.group, s.access, s.launch.warps) for s in schedules)]
 
 
+def is_of_few(plan: Plan, rows: int) -> bool:
+    """Is its text one of few rows?  ``test_promised_layouts.py`` compares what these add up."""
+    kernels = [k for s in plan.segments for k in s.kernels]
+    is_one_turn = any(k.space.walked and k.schedule.split is None for k in kernels)
+    return is_one_turn or (rows == 1 and any(k.schedule.group and not k.schedule.is_held for k in kernels))
+
+
 def largest_difference(name: str, n: int, dtype: DataType) -> str | None:
     fd = define(name, n, dtype)
-    found = {rows: of_rows(name, *planned(fd, rows)) for rows in ROWS}
-    others = [rows for rows in ROWS if found[rows] != found[ROWS[0]]]
-    return f"{name} of {others[-1]} x {n} is another kernel than of {ROWS[0]}" if others else None
+    plans = {rows: planned(fd, rows) for rows in ROWS}
+    found = {rows: of_rows(name, *plan) for rows, plan in plans.items() if not is_of_few(plan[0], rows)}
+    assert 500 in found
+    others = [rows for rows in found if found[rows] != found[500]]
+    return f"{name} of {others[-1]} x {n} is another kernel than of 500" if others else None
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -67,18 +76,20 @@ def test_one_kernel_for_any_number_of_rows(name: str) -> None:
 def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Space, "is_invariant", False)
     for name in CASES:
-        assert largest_difference(name, 640 if name in SUMMED else 4096, DataType.BFloat16) is not None, name
+        if name not in SUMMED:  # whose few rows have a text of their own
+            assert largest_difference(name, 4096, DataType.BFloat16) is not None, name
 
 
-def test_a_program_that_walks_alone_meets_nobody() -> None:
-    """One row, whose gradient of the weight is finished by the same program."""
+def test_a_program_that_has_all_rows_meets_nobody() -> None:
+    """One row, whose gradient of the weight needs no other program's part."""
     for invariant in ("batch", None):
         fd = define("rms_norm_backward", 1024, DataType.BFloat16, invariant)
         rows = 1 if invariant else 3  # of a turn; a row that no promise calls a batch is a kernel without a walk
         (source,) = planned(fd, rows)[1]
         assert (source.grid, source.mailbox, source.is_cooperative) == (1, 0, False)
         assert "meet_all" not in source.text
-        assert "tl.debug_barrier()" in source.text
+        assert "partial" not in source.text
+        assert "tl.range" not in source.text
     (source,) = planned(define("rms_norm_backward", 1024, DataType.BFloat16), 64)[1]
     assert source.mailbox == 1
     assert source.is_cooperative

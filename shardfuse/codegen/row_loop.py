@@ -1,7 +1,8 @@
 """The body of a mix-order kernel: a loop over rows, sums of columns carried through it in registers.
 
 The loop holds no other loop and no branch: only then does the compiler issue the loads of later rows ahead of time.
-What is the same for all rows is loaded before it; sums of columns leave behind it.
+What is the same for all rows is loaded before it; sums of columns leave behind it.  Rows of a single turn need no loop:
+all that they are made of is loaded first, and their sums are whole.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .bodies import load_and_compute
 from .combining import accumulate
 from .emitter import Emitter
 from .indexing import Strides, dynamic_terms, integer, plus, promise, runs
+from .source import Text
 from .statements import Loop, Statement, Writer
 from .tile import X_SIZE, Chunk
 
@@ -31,6 +33,27 @@ class RowLoopSums(Emitter):
 
     def is_partial(self, tensor: BoundTensor) -> bool:
         return self.plan.split in self.space.atoms[tensor]
+
+    def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
+        is_of_rows = isinstance(expr.op, Reduce) and self.moves_to(expr)
+        return self._of_all_rows(expr, chunk) if is_of_rows else super().compute(expr, tensor, chunk)
+
+    def moves_to(self, expr: Expr) -> bool:
+        """Is it made of several rows of the tile, and the same for all of them?"""
+        return self.tile.x_lanes and self.space.is_walked(expr.tensors[0]) and not self.space.is_walked(expr.output)
+
+    def _of_all_rows(self, expr: Expr, chunk: Chunk) -> Text:
+        """A reduction down the columns of the tile, which has all rows."""
+        acc, out = accumulator(expr), expr.output
+        self.use(acc.helper)
+        value = self.value(expr.tensors[0], chunk)
+        text = acc.prepared(value.text, value.dtype)
+        if not (value.has_x and value.has_r):
+            text = f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
+        if self.tile.x_masked:
+            text = f"tl.where(x_mask, {text}, {acc.neutral})"
+        text = self.finished(out, acc, f"{acc.reduced(text, 0)}[None, :]")
+        return self.assign(self.name(out, chunk), text, out.dtype.compute, False, True)
 
     def row_outputs(self) -> list[BoundTensor]:
         """What is stored of each row."""
@@ -78,7 +101,10 @@ class RowLoopSums(Emitter):
 
 
 def write_row_loop(e: RowLoopSums) -> None:
-    """Loads of what stays, the walk, and stores of the sums of columns."""
+    """Loads of what stays, the walk, and stores of the sums of columns; of a single turn no walk."""
+    if e.schedule.split is None:
+        _write_only_turn(e)
+        return
     chunks, columns, stored = e.chunks(), e.columns(), e.row_outputs()
     summed = [*columns, *(x for k in range(e.space.phases) for x in e.reductions(k))]
     wanted = [*stored, *(x.tensors[0] for x in summed)]
@@ -91,6 +117,15 @@ def write_row_loop(e: RowLoopSums) -> None:
     e.out.add([_walked(e, chunks, columns, stored)])
     e.out.paragraph()
     store_sums(e, columns, chunks, "program")
+
+
+def _write_only_turn(e: RowLoopSums) -> None:
+    """Loads come first: no other turn hides what a later one would wait for."""
+    chunks, outputs = e.chunks(), e.plan.segment.outputs
+    for chunk in chunks:
+        e.load_needed(outputs, chunk)
+    e.out.paragraph()
+    _write_row(e, chunks, [], outputs)
 
 
 def write_invariant(e: RowLoopSums, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
@@ -235,6 +270,19 @@ def _row_lines(e: RowLoopSums) -> list[str]:
     return lines
 
 
+def _only_turn_lines(e: RowLoopSums) -> list[str]:
+    """The row or rows of the only turn.
+
+    A row's number is the program's also where there is one row: of a row whose place it knew, the compiler would know
+    another alignment than of one in a loop, and give a thread other elements of it.
+    """
+    rows = ["rows"] if e.tile.x_lanes else []
+    lines = [f"x_mask = rows < {X_SIZE}"] if e.tile.x_masked else []
+    if e.y_total > 1:
+        return [*lines, f"x = {' + '.join([f'y * {X_SIZE}', *rows])}"]
+    return [*lines, *([] if e.tile.is_alone else [f"x = {' '.join(rows) or 'program'}"])]
+
+
 def write_sums(e: RowLoopSums, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
     """Sums of no rows."""
     for expr in columns:
@@ -269,12 +317,15 @@ def row_loop_index(e: RowLoopSums) -> tuple[dict[str, tuple[int, str]], list[Sta
     chunks = e.chunks()
     blocks = {c.lane: c.block for c in chunks}
     lines += [f"{lane} = {tile.lanes(block, reduced=True)}" for lane, block in blocks.items()]
-    lines.append(f"program = {e.program}.to(tl.int64)")
+    if e.schedule.split or not (tile.x_lanes or tile.is_alone) or e.y_total > 1:
+        lines.append(f"program = {e.program}.to(tl.int64)")
     if e.y_total > 1:
-        lines.append(f"y = program // {e.schedule.parts}")
+        lines.append(f"y = program // {e.schedule.parts}" if e.schedule.split else "y = program")
     if tile.x_lanes:
         # the loop's counter is an int64 on a GPU, and an integer of Python's, which widens nothing, when interpreted
         wide = ".to(tl.int64)" if e.interpret else ""
         lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}{wide}")
     lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]
-    return {X_SIZE: integer(rows)}, lines
+    if e.schedule.split:
+        return {X_SIZE: integer(rows)}, lines
+    return {X_SIZE: integer(rows)} if tile.x_masked or e.y_total > 1 else {}, [*lines, *_only_turn_lines(e)]

@@ -10,6 +10,8 @@ after, ``split`` telling programs apart::
 
     T4 = sum(T3); T5 = sub(T2, T4); T6_partial[split] = sum(T3)
     T6 = sum(T6_partial)
+
+Where one program has all rows in one turn, there is no loop, and its sums are whole.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..ir.promises import INVARIANTS, SEGMENTS
 from ..segments.added_sums import added_sums
-from ..segments.segment import Atoms, Segment, segment_of
+from ..segments.segment import Atoms, Segment, leading_to, segment_of
 from ..segments.space import Space, cut_into_atoms, storage_order
 from . import pointwise, reduction
 from .features import Features, accepted, features, itemsizes, on
@@ -74,7 +76,9 @@ def propose(segment: Segment, device: Device) -> Schedule:
     space, tile = mixed.space, _tile(mixed)
     if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
-    walked = extent(space.walked)
+    walked, chunk = extent(space.walked), _block(space, tile)
+    if walked <= tile.rows and _are_sums_last(mixed):
+        return _one_turn(space, tile, chunk)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
     samples = SEGMENTS if "ranks" in space.promised else space.samples  # of which a rank has some
@@ -82,14 +86,35 @@ def propose(segment: Segment, device: Device) -> Schedule:
     splits = wanted if blocks >= wanted else power_of_two_within(blocks)
     again = 0 if tile.keeps else space.reduced * itemsizes(space.beside)  # as each row's loads
     own = tile.registers(device)
+    is_one_launch = _is_one_launch_faster(tile, device) and may_be_stages(space.segment)
+    ahead = stages((rows * space.row_bytes + again) * tile.programs, LAUNCH.stages, device)
     return Schedule(
-        RowLoop(rows, _block(space, tile), tile.keeps),
-        split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(space.segment)),
-        launch=Launch(
-            tile.warps,
-            stages((rows * space.row_bytes + again) * tile.programs, LAUNCH.stages, device),
-            own if own < MAX_REGISTERS else None,
-        ),
+        RowLoop(rows, chunk, tile.keeps),
+        split=Split(splits, in_one_launch=is_one_launch),
+        launch=Launch(tile.warps, ahead, own if own < MAX_REGISTERS else None),
+    )
+
+
+def _one_turn(space: Features, tile: _Tile, chunk: int) -> Schedule:
+    """All rows at once, by as few threads as have the widest load or store each, or what each has of a whole tile.
+
+    A thread then has the same elements of its row as in that tile, so that no sum along a row is in another order.
+    Rows that are promised their bits stay side by side for the same reason: one by itself is reduced otherwise.
+    """
+    narrowest = min(t.dtype.itemsize for t in (*space.segment.loads, *space.segment.outputs) if space.has_r(t))
+    load = max(min(space.device.access_bytes // narrowest, tile.rows * chunk // (tile.warps * WARP)), 1)
+    least = max(WARP * load // chunk, 2) if space.is_invariant else 1
+    rows = min(tile.rows, max(power_of_two(extent(space.walked)), least))
+    warps = min(tile.warps, max(rows * chunk // (WARP * load), 1))
+    return Schedule(RowLoop(rows, chunk, tile.keeps), launch=Launch(warps, 1))
+
+
+def _are_sums_last(mixed: Mixed) -> bool:
+    """Is nothing that rests on sums of columns reduced again?"""
+    space = mixed.space
+    found = leading_to(space.segment.exprs, mixed.after)
+    return not any(
+        space.has_r(e.tensors[0]) and not (space.has_r(e.output) or space.is_walked(e.tensors[0])) for e in found
     )
 
 
@@ -150,6 +175,8 @@ def _turns(space: Features) -> int:
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
     mixed = accepted(analyse_mixed(segment, device))
+    if schedule.group is None and schedule.split is None:
+        return (KernelPlan.of("mix_order", mixed.space, schedule),)
     columns, split = _columns(mixed, schedule.parts)
     finishes = accepted(_finishes(mixed, columns))
     space = storing(mixed.space, mixed.stored, columns, split)
@@ -162,10 +189,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 
 
 def _whole(space: Features, walk: Schedule) -> Schedule:
-    """What rests on the only partial result of each column: all columns of a program that walks, or what it holds.
-
-    RMSNorm's backward of 1 x 4096 took 11.8 us on an H200 with 32 blocks of 128, behind a meeting of one, so 6.0.
-    """
+    """What rests on the only partial result of each column: all columns of a program that walks, or what it holds."""
     held = space.tuned.row_loops.each * WARP * walk.launch.warps
     return Schedule(Tile(min(power_of_two(space.reduced), held)), launch=Launch(walk.launch.warps))
 

@@ -77,7 +77,7 @@ class Schedule:
             refuse(own != plain, "a tile with two sides reduces nothing")
         if isinstance(self.order, RowLoop):
             refuse(self.residency != WIDE, "a row loop holds its rows in registers, as they come")
-            refuse(self.split is None, "a row loop splits its column sums")
+            refuse(self.split is None and self.group is not None, "a row loop of a group splits its column sums")
             refuse(self.group is None and bool(self.order.rows & (self.order.rows - 1)), "rows side by side are lanes")
 
     def _check_residency(self) -> None:
