@@ -14,9 +14,11 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 
+from benchmarks.promise_table import promise_section
 from benchmarks.report import MANY, ROOT, Results, Row, has_plot, mean, ratios
 
 MEASURED, ON_RANKS = ROOT / "docs" / "measured.md", ROOT / "docs" / "measured_on_ranks.md"
+PROMISES = ROOT / "docs" / "howto" / "keep_bits.md"
 RANK_SUITES = ("reshard", "calls", "collectives", "exchange", "losses", "train")
 RESULTS = ROOT / "benchmarks" / "results"
 OWN = "shardfuse"
@@ -168,16 +170,21 @@ def page(text: str, results: Sequence[Results]) -> str:
         if begin not in text:
             text = f"{text.rstrip()}\n## {r.suite}\n{begin}\n{end}\n"
         before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{section(r)}\n{end}{rest.partition(end)[2]}"
+        made = promise_section(r) if r.suite == "promises" else section(r)
+        text = f"{before}{begin}\n{made}\n{end}{rest.partition(end)[2]}"
     return text
+
+
+def _page_of(results: Results) -> Path:
+    return ON_RANKS if results.suite in RANK_SUITES else PROMISES if results.suite == "promises" else MEASURED
 
 
 def main(arguments: Sequence[str]) -> int:
     """``--check``: code 1 where a page is not what the results make it."""
     code = 0
-    for path in (MEASURED, ON_RANKS):
+    for path in (MEASURED, ON_RANKS, PROMISES):
         old = path.read_text()
-        new = page(old, [r for r in load(RESULTS) if (r.suite in RANK_SUITES) == (path == ON_RANKS)])
+        new = page(old, [r for r in load(RESULTS) if _page_of(r) == path])
         if "--check" not in arguments:
             path.write_text(new)
         elif new != old:

@@ -19,6 +19,7 @@ from benchmarks import optimiser, page, peers, plot, report, run, startup, suite
 from benchmarks.accuracy import judge
 from benchmarks.dry import plan_case
 from benchmarks.host import CALLED, independent_segments
+from benchmarks.promise_table import promise_section
 from benchmarks.workload import Case, CaseError, Draw, Workload, moved_bytes, vector_bytes
 from benchmarks.workloads import SUITES, WORKLOADS
 from benchmarks.workloads.norms import RMS_NORM
@@ -324,6 +325,27 @@ def test_results_of_another_machine_are_written(tmp_path: Path, monkeypatch: pyt
     assert run.main(["compile", "--read", str(given), "--commit", "1a2b3c", "--write"]) == 0
     assert report.Results.from_json((kept / "compile.json").read_text()).commit == "1a2b3c"
     assert "a machine, commit 1a2b3c; `benchmarks/run.py forward`" in measured.read_text()
+
+
+def test_what_promises_cost_is_a_table() -> None:
+    """Of calls; a case beyond the limit is named with its time in a graph, a wrong one instead of its time."""
+    us = {
+        "rms_norm": (4.0, 4.4),
+        "rms_norm, in a graph": (2.0, 2.0),
+        "softmax": (5.0, 6.0),
+        "softmax, in a graph": (4.0, 5.0),
+    }
+    rows = [
+        report.Row(workload, "8x4096:bfloat16", impl, 1, time)
+        for workload, times in us.items()
+        for impl, time in zip(("shardfuse", "promised"), times, strict=True)
+    ]
+    rows += [report.Row("layer_norm", "8x1024:bfloat16", "promised", 1, 3.0, note="WRONG: output 0: 2 bytes differ")]
+    text = promise_section(replace(results(), suite="promises", rows=tuple(rows)))
+    assert "| RMSNorm, 1024, 4096, 8192 | 1.10 |" in text
+    assert "softmax of 8 x 4096 1.20 x (1.25 x); 1 in both" in text
+    assert "RMSNorm of 8" not in text
+    assert "Other bits than promised: layer_norm 8x1024:bfloat16." in text
 
 
 def test_the_page_is_what_the_kept_results_say() -> None:
