@@ -56,18 +56,25 @@ def with_exchanges(
     if why_none is not None:
         return replace(plan, in_kernel=(f"none: {why_none}",) if why_none else ())
     segments, said = _views_last(plan.segments), list[str]()
-    for call in [s for s in plan.segments if s.scheduler == "communication"]:
-        name = ", ".join(str(t) for t in call.segment.outputs)
-        k = next((i for i, s in enumerate(segments) if s is call), None)
-        if k is None:  # the gather of what a kernel makes of its part of a sum
-            said.append(f"{name}: exchanged inside of a kernel")
-            continue
-        apart = [why_apart(mesh, dim) for mesh, dim in _lines(call.segment)]
-        found = next((why for why in apart if why is not None), None) or _joined(plan, segments, k)
-        found = _not_yet(found, segments) or found if is_by_default else found
-        said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
-        if not isinstance(found, str):
-            segments = _with_readers(plan, found)
+    for whole in [s for s in plan.segments if s.scheduler == "communication"]:
+        parts = _by_maker(segments, whole)
+        segments = [part for s in segments for part in (parts if s is whole else [s])]
+        left = list[PlannedSegment]()
+        for call in parts:
+            name = ", ".join(str(t) for t in call.segment.outputs)
+            k = next((i for i, s in enumerate(segments) if s is call), None)
+            if k is None:  # the gather of what a kernel makes of its part of a sum
+                said.append(f"{name}: exchanged inside of a kernel")
+                continue
+            apart = [why_apart(mesh, dim) for mesh, dim in _lines(call.segment)]
+            found = next((why for why in apart if why is not None), None) or _joined(plan, segments, k)
+            found = _not_yet(found, segments) or found if is_by_default else found
+            said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
+            if isinstance(found, str):
+                left.append(call)
+            else:
+                segments = _with_readers(plan, found)
+        segments = _together_again(segments, whole, left)
     if not any(s.scheduler == EXCHANGE for s in segments):
         return replace(plan, in_kernel=tuple(said))
     for s in segments:
@@ -80,6 +87,29 @@ def with_exchanges(
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
     trace = (*plan.trace, ("segments, with exchanges in kernels", text))
     return replace(plan, segments=tuple(segments), trace=trace, in_kernel=tuple(said), apart=plan)
+
+
+def _by_maker(segments: Sequence[PlannedSegment], call: PlannedSegment) -> list[PlannedSegment]:
+    """``call`` as all-reduces of what one segment makes each: alone a kernel may have it, together none has."""
+    makers: dict[int, list[Expr]] = {}
+    for e in call.segment.exprs:
+        made = (i for i, s in enumerate(segments) if e.tensors[0] in s.segment.outputs)
+        makers.setdefault(next(made, -1), []).append(e)
+    if len(makers) < 2 or call.like is not None or not all(isinstance(e.op, Reduce) for e in call.segment.exprs):
+        return [call]
+    return [replace(call, segment=Segment.of(own, [t for e in own for t in e.outputs])) for own in makers.values()]
+
+
+def _together_again(
+    segments: Sequence[PlannedSegment], whole: PlannedSegment, left: Sequence[PlannedSegment]
+) -> list[PlannedSegment]:
+    """``segments`` with those parts of ``whole`` that are left as one collective, where the first of them is."""
+    exprs = [e for e in whole.segment.exprs if any(e in part.segment.exprs for part in left)]
+    if exprs == list(whole.segment.exprs):
+        again = whole
+    else:
+        again = replace(whole, segment=Segment.of(exprs, [t for e in exprs for t in e.outputs]))
+    return [again if left and s is left[0] else s for s in segments if all(s is not part for part in left[1:])]
 
 
 def _views_last(segments: Sequence[PlannedSegment]) -> list[PlannedSegment]:
@@ -107,11 +137,12 @@ def _views_last(segments: Sequence[PlannedSegment]) -> list[PlannedSegment]:
 
 
 def _not_yet(found: list[PlannedSegment] | str, before: Sequence[PlannedSegment]) -> str | None:
-    """Why a gather that was joined is not, by default: its collective stays, and other kernels exchange."""
+    """Why a gather that was joined, or an all-reduce of long rows, is not, by default: its collective stays, and other
+    kernels exchange."""
     if isinstance(found, str):
         return None
     made = [p for s in found if all(s is not other for other in before) for p in s.kernels]
-    asked = [p for p in made if p.exchange is not None and p.exchange.gathered is not None]
+    asked = [p for p in made if p.exchange and (p.exchange.gathered is not None or not p.schedule.is_held)]
     return next((why for why in map(why_not_by_default, asked) if why is not None), None)
 
 

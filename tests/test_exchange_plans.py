@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from exchange_cases import KINDS, LOSS, PARTIAL, NotedKernel, Ranks, define, define_backward, kernel_of, plan_of
 from exchange_fusions import BACKWARD, LOG_PROB, OF_COLUMNS, OF_SUMMANDS, PROGRAMS, SOFTMAX_BACKWARD
+from exchange_images import LONG
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -181,12 +182,24 @@ def refused(fd: FusionDefinition, rows: int) -> str:
 
 def test_what_no_kernel_exchanges_says_why() -> None:
     assert "cut unevenly, and not along its rows alone" in refused(define("rms_norm", 5, 4, BF16), 8)
-    assert "more than 65536" in refused(define("rms_norm", 65536 * 2 + 64, 2, BF16), 8)
     assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)
     assert "67117056 bytes is more than 67108864" in refused(define("rms_norm", 8192, 2, BF16), 8193)
-    assert "16385 elements, with their places, is more than registers" in refused(define(LOSS, 32770, 2, BF16), 4096)
+    assert "bytes is more than 67108864" in refused(define(LOSS, 32770, 2, BF16), 4096)
+    assert "in 2 phases, are more than 524288" in refused(define("rms_norm", 2 * 140000, 2, BF16), 8)
+    blocks = define("float8 of columns, block", 128 * 600, 2, BF16)
+    assert "bytes of input, more than 65536" in " ".join(plan_of(blocks, 8).in_kernel)
     assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
+
+
+def test_what_reads_rows_again_does_not_spill() -> None:
+    """Few rows, which have all warps of a multiprocessor, and many; weights of groups are numbers of a turn."""
+    plans = [kernel_of(plan_of(define(LOSS, 40000, 2, BF16), rows)) for rows in (3, 300)]
+    plans += [kernel_of(plan_of(define("add_rms_norm", 80000, 2, BF16), 300)), *(norm.plan() for norm in LONG)]
+    assert [plan.schedule.launch.warps for plan in plans[:2]] == [16, 8]
+    assert [plan.schedule.reduced for plan in plans[-2:]] == [512, 512]
+    made = compile_all([generate(p, {t: t.domain.layout(0) for t in p.segment.tensors}, 0) for p in plans])
+    assert [resources.spills for resources in made] == [0] * len(plans)
 
 
 def test_results_that_all_ranks_have_are_made_alike_of_uneven_rows() -> None:

@@ -25,6 +25,7 @@ class Form(Enum):
     SCATTERED = "summands of the rows of each of two ranks, and the rows that it makes of them"
     FURTHER = "rows that each of more than two ranks makes"
     BLOCKS = "rows with reductions of each of their blocks"
+    LONG = "statistics of rows that are read again, as no program holds them"
 
 
 HAVE_RUN: Mapping[Form, str] = {
@@ -48,6 +49,8 @@ def exchanged_form(plan: KernelPlan) -> Form:
     if exchange.gathered is not None:
         of_two = Form.GATHERED if exchange.sent is None else Form.SCATTERED
         return of_two if exchange.ranks == 2 else Form.FURTHER
+    if not plan.schedule.is_held:
+        return Form.LONG
     if exchange.sent is not None:
         return Form.ROWS if exchange.is_in_rows else Form.WORDS
     if exchange.is_alike:

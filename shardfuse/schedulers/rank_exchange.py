@@ -12,8 +12,9 @@ ranks' while it holds the row::
     exchange:       T3 = sum(T2)
                     T8 = mul(T0, rsqrt(T3))
 
-A row is held by one program, as in ``persistent``.  What is decided here follows from unsharded sizes alone, so that
-all ranks decide alike.
+A row is held by one program, as in ``persistent``; one that no program holds is read again in each phase, as in
+``looped``, from L2 behind the first.  What is decided here follows from unsharded sizes alone, so that all ranks decide
+alike.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass, replace
 from ..analysis.communication_table import Collective, communication_of, local_bytes
 from ..analysis.sharding import is_even
 from ..device import Device
+from ..ir.digits import extent
 from ..ir.domain import without
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
@@ -33,8 +35,10 @@ from ..segments.segment import Segment, touches_empty
 from ..segments.space import Space, analysed
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
+from .looped import in_loop
 from .persistent import by_one_program, in_registers, in_whole_blocks, too_long
 from .plan import KernelPlan, RankExchange
+from .resources import within_shared
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
 
@@ -51,6 +55,11 @@ MOST_RANKS = 8
 MOST_READ = 64 << 20
 """Bytes of what a rank has of a tensor up to which a kernel that waits with its rows in registers was measured to be
 faster than two kernels with a collective between them: 54 us and 60 for 64 MB, in a CUDA graph on 2 x H200."""
+READ_AGAIN = 512 << 10
+"""Bytes that a program reads of a row, in all phases, up to which that is faster than collectives between kernels: 12
+us by 16 warps of an H200's multiprocessor.  Group norm of 2 x 320 x 128 x 128, three phases of 164 KB, took 17.6 us
+beside its peer on one GPU, where its two kernels take 11.8 and a collective 9 or more; of 512 x 256 x 256, of 1 MB, 102
+and 28."""
 _ONE_BY_ONE = (Pointwise, Cast, Set, View)
 """Ops that make a number of one of each argument."""
 _MOST_ROWS = 1 << 16
@@ -136,11 +145,13 @@ def why_not(found: Exchanged, device: Device) -> str | None:
             return f"{t} reduces nothing on this rank"
     if not space.is_inner or space.walked or space.in_columns.grouped:
         return "what is reduced is not innermost"
+    sent = exchange.sent or exchange.gathered
     refusal = too_long(space)
+    if refusal is not None and (sent is not None or space.block):
+        return refusal
+    refusal = _why_not_again(space) if sent is None and _is_read_again(space, exchange) else None
     if refusal is not None:
         return refusal
-    if exchange.sent is None and _is_indexed(space) and space.reduced > _indexed_held(device) * WARP * _WARPS:
-        return f"a row of {space.reduced} elements, with their places, is more than registers hold"
     if space.kept > _MOST_ROWS:
         return f"{space.kept} rows are more than {_MOST_ROWS}"
     read = max(map(local_bytes, segment.inputs))
@@ -150,8 +161,47 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     short = next((t for t in exchange.statistics if space.atoms[t] != everywhere), None)
     if short is not None:
         return f"{short} has not one number for each row"
-    sent = exchange.sent or exchange.gathered
     return None if sent is None else why_not_sent(sent, space)
+
+
+def _is_read_again(space: Features, exchange: RankExchange) -> bool:
+    """Do registers not hold the rows of statistics, or not with the places of their elements?"""
+    is_indexed = exchange.sent is None and _is_indexed(space)
+    return too_long(space) is not None or (is_indexed and space.reduced > _indexed_held(space.device) * WARP * _WARPS)
+
+
+def _why_not_again(space: Features) -> str | None:
+    """Why reading each row again takes longer than the collectives that it spares, or cannot be done."""
+    read = space.phases * space.row_bytes
+    if read > READ_AGAIN:
+        return (
+            f"{read} bytes of a row, which one program would read in {space.phases} phases, are more than {READ_AGAIN}"
+        )
+    run = _run_of_one(space)
+    if run % (_WARPS * WARP):
+        return f"{run} elements, which is no multiple of {_WARPS * WARP}, have one weight, and rows are read in a loop"
+    return None
+
+
+def _run_of_one(space: Features) -> int:
+    """Elements of a row that lie one behind the other and have one number, where a weight has one for several: a loop
+    that reads it element by element took 59 us for 2 x 640 x 64 x 64, with 128 x 128 pixels 18 (H200)."""
+    own = [a for t in space.beside if space.has_x(t) for a in space.atoms[t]]
+    last = max((k for k, a in enumerate(space.r) if a in own), default=-1)
+    return extent(space.r[last + 1 :]) if last >= 0 else _WARPS * WARP
+
+
+def _read_again(space: Features) -> Schedule:
+    """A row for each program, in a loop for each phase: by all warps that a multiprocessor has beside NCCL's where
+    there are few rows, so that many loads are under way."""
+    schedule = in_loop(space)
+    is_few = space.kept <= free_multiprocessors(space.device.multiprocessors)
+    warps = _WARPS if is_few else schedule.launch.warps
+    block = min(schedule.reduced * warps // schedule.launch.warps, power_of_two(space.reduced))
+    if space.is_by_sample:
+        run = _run_of_one(space)
+        block = min(block, run & -run)
+    return within_shared(space, schedule.sized(kept=1, reduced=block).with_warps(warps))
 
 
 def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
@@ -283,7 +333,8 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     space = features(segment, device)
     is_gathered = found.exchange.gathered is not None
     is_sent = is_gathered or found.exchange.sent is not None
-    schedule = _in_fewest_turns(space, device, is_sent=is_sent)
+    is_looped = not is_sent and _is_read_again(space, found.exchange)
+    schedule = _read_again(space) if is_looped else _in_fewest_turns(space, device, is_sent=is_sent)
     free, members = free_multiprocessors(device.multiprocessors), 1
     in_rows = is_gathered or (is_sent and is_in_rows(space))
     if is_sent:
@@ -291,7 +342,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         schedule = for_words(schedule, space, members, in_rows=in_rows)
     elif schedule.kept > 1:
         schedule = _one_row(space)
-    is_indexed = found.exchange.sent is None and _is_indexed(space)
+    is_indexed = not (is_sent or is_looped) and _is_indexed(space)
     schedule = in_whole_blocks(_indexed(schedule, space) if is_indexed else schedule, space)
     launch = schedule.launch
     programs, registers = _resident(device, _WARPS, launch), device.bound(_WARPS)
@@ -299,7 +350,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     held = schedule.kept * space.reduced * space.held_at_most / (launch.warps * WARP)
     held += 2 * (found.exchange.ranks - 2)
     held *= 1 + is_indexed
-    if held <= _held(device, _MANY_WARPS) and space.kept > programs * schedule.kept:
+    if not is_looped and held <= _held(device, _MANY_WARPS) and space.kept > programs * schedule.kept:
         programs, registers = _resident(device, _MANY_WARPS, launch), device.bound(_MANY_WARPS)
     own = launch.registers if space.held_at_most <= 1 else None  # it is for rows of which a thread holds one value
     launch = replace(launch, registers=min(own or registers, registers))

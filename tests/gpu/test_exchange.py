@@ -26,6 +26,7 @@ from exchange_cases import (
     plan_of,
 )
 from exchange_fusions import BACKWARD, LOG_PROB, OF_COLUMNS, OF_SUMMANDS, PROGRAMS, SOFTMAX_BACKWARD
+from exchange_images import LONG, ImageNorm
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType
@@ -191,6 +192,35 @@ def test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(
         (out,) = job.plan.segment.outputs
         assert_near(job.tensors[0][out].cpu(), wide, eager, n=4, what="loss")
         assert all(torch.equal(own[out], job.tensors[0][out]) for own in job.tensors)
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm", "softmax", "add_rms_norm", LOG_PROB, SOFTMAX_BACKWARD])
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 80000, 2), (140, 66001, 2), (5, 131072, 3)])
+def test_rows_that_no_program_holds(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
+    """Read again in each phase.  Once ranks have run them over GPUs of their own ``exchange_forms.py`` is to say so."""
+    job = Job(kind, rows, n, ranks, tmp_path)
+    for _ in range(2):
+        job.clear()
+        job.launch()
+        job.check()
+
+
+@pytest.mark.parametrize("norm", LONG)
+def test_channels_and_groups_of_images(norm: ImageNorm, tmp_path: Path) -> None:
+    plan, given = norm.plan(), norm.inputs()
+    world = Ranks(plan, GPU)
+    launches, tensors = world.launches(tmp_path), norm.pieces(world, given)
+    streams = [torch.cuda.Stream(GPU) for _ in launches]
+    for _ in range(2):
+        for own in tensors:
+            own[-1].fill_(float("nan"))
+        torch.cuda.synchronize()
+        for stream, launch, own in zip(streams, launches, tensors, strict=True):
+            with torch.cuda.stream(stream):
+                launch(stream.cuda_stream, *own)
+        torch.cuda.synchronize()
+        assert Reported.of(int(world.report[0])) is None
+        norm.check(tensors, given)
 
 
 def test_statistics_are_the_same_bits_on_all_ranks(tmp_path: Path) -> None:

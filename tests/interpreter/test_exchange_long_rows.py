@@ -1,0 +1,74 @@
+"""Statistics of what no program holds, rows, channels or groups, exchanged inside of the kernel that reads it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import test_exchange_kernels as kernels
+import torch
+from exchange_cases import LOSS, Ranks, define, kernel_of, plan_of
+from exchange_fusions import LOG_PROB, SOFTMAX_BACKWARD, cut_columns
+from exchange_images import LONG, ImageNorm
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.compiler import compile_fusion
+from shardfuse.device import H200
+from shardfuse.in_kernel import exchanging, with_exchanges
+from shardfuse.passes.settle_inputs import settle_inputs
+from shardfuse.schedulers.exchange_forms import Form, exchanged_form
+
+N, ODD = 2 * 40000, 3 * 33000 - 1
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm", "softmax", "add_rms_norm"])
+@pytest.mark.parametrize(("n", "ranks"), [(N, 2), (ODD, 3)])
+def test_rows_that_no_program_holds(kind: str, n: int, ranks: int, tmp_path: Path) -> None:
+    assert exchanged_form(kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), 3))) is Form.LONG
+    kernels.test_what_all_ranks_have_together(kind, 3, n, ranks, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [LOG_PROB, SOFTMAX_BACKWARD])
+@pytest.mark.parametrize(("n", "ranks"), [(N, 2), (ODD, 3)])
+def test_programs_of_modules(kind: str, n: int, ranks: int, tmp_path: Path) -> None:
+    assert exchanged_form(kernels.check_program(kind, 2, n, ranks, tmp_path)) is Form.LONG
+
+
+@pytest.mark.parametrize("n", [2 * 20000, 2 * 20000 + 1])
+def test_targets_among_more_classes_than_registers_hold(n: int, tmp_path: Path) -> None:
+    """Rows that a program would hold, but not with the places of their elements."""
+    assert exchanged_form(kernel_of(plan_of(define(LOSS, n, 2, DataType.BFloat16), 3))) is Form.LONG
+    kernels.test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(3, n, 2, tmp_path)
+
+
+@pytest.mark.parametrize("norm", LONG)
+def test_channels_and_groups_of_images(norm: ImageNorm, tmp_path: Path) -> None:
+    plan = norm.plan()
+    assert exchanged_form(plan) is Form.LONG
+    world, given = Ranks(plan, torch.device("cpu")), norm.inputs()
+    tensors = norm.pieces(world, given)
+    launches = world.launches(tmp_path, interpret=True)
+    for _ in range(1 + len(plan.rank_exchange.statistics)):
+        for rank, launch in enumerate(launches):
+            world.set_launches(7, rank)
+            launch(None, *tensors[rank])
+    norm.check(tensors, given)
+
+
+def test_they_keep_their_collectives_by_default() -> None:
+    """Until they have run over GPUs of their own; short rows of the same program are exchanged in their kernel."""
+    with FusionDefinition() as fd:
+        for n in (N, 640):
+            given = fd.define_tensor([-1, n], contiguity=True, dtype=DataType.BFloat16)
+            x = fd.ops.cast(given, DataType.Float)
+            rstd = fd.ops.rsqrt(fd.ops.add(fd.ops.mean(fd.ops.mul(x, x), [-1], keepdim=True), 1e-5))
+            fd.add_output(fd.ops.cast(fd.ops.mul(x, rstd), DataType.BFloat16))
+            cut_columns(given, 2, n)
+    settle_inputs(fd.fusion)
+    sizes = {i.val: (3, i.val.shape[-1]) for i in fd.fusion.inputs}
+    plan = compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True)
+    asked, by_default = with_exchanges(plan), with_exchanges(plan, is_by_default=True)
+
+    forms = [[exchanged_form(k) for _, k in exchanging(p)] for p in (asked, by_default)]
+    assert [sorted(f.name for f in found) for found in forms] == [["LONG", "STATISTICS"], ["STATISTICS"]]
+    assert sum("SHARDFUSE_EXCHANGE=symmetric" in line for line in by_default.in_kernel) == 1
