@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from exchange_fusions import EPS, PROGRAMS
+from exchange_fusions import EPS, PROGRAMS, part_of
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.allocation.layouts import strides_of
@@ -144,12 +144,12 @@ def piece(kind: str, k: int, whole: torch.Tensor, ranks: int, rank: int) -> torc
     if kind == LOSS and k == 1:
         return whole
     if kind != PARTIAL:
-        return whole.chunk(ranks, -1)[rank].contiguous()
+        return part_of(whole, ranks, -1, rank).contiguous()
     return whole[rank : rank + 1].contiguous() if k == 0 else whole
 
 
 def piece_of_output(kind: str, whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
-    return whole if kind in (PARTIAL, LOSS) else whole.chunk(ranks, -1)[rank]
+    return whole if kind in (PARTIAL, LOSS) else part_of(whole, ranks, -1, rank)
 
 
 def plan_of(fd: FusionDefinition, rows: int, device: Device = H200, columns: int = 0) -> Plan:

@@ -46,7 +46,14 @@ class Program:
     def piece(self, k: int, whole: Tensor, ranks: int, rank: int) -> Tensor:
         """What a rank has of input ``k``."""
         cut = self.cuts[k]
-        return whole if cut is None else whole.chunk(ranks, cut)[rank].contiguous()
+        return whole if cut is None else part_of(whole, ranks, cut, rank).contiguous()
+
+
+def part_of(whole: Tensor, ranks: int, dim: int, rank: int) -> Tensor:
+    """What a rank has where ``dim`` is cut over so many: the last ones may have less, or nothing."""
+    each = -(-whole.shape[dim] // ranks)
+    first, last = (min(k * each, whole.shape[dim]) for k in (rank, rank + 1))
+    return whole.narrow(dim, first, last - first)
 
 
 def drawn(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:

@@ -15,7 +15,8 @@ from shardfuse.ir.tensor_view import TensorView
 
 X, Y = ParallelType.mesh_x, ParallelType.mesh_y
 _DTYPES = (DataType.Float, DataType.BFloat16, DataType.Half)
-_COLUMNS = (8, 24, 32, 64, 96, 640)
+_COLUMNS = (5, 8, 24, 32, 64, 96, 640)
+"""Of 5, the last of four ranks has none."""
 _ROWS = (1, 2, 3, 5, 8)
 
 

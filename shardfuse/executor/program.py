@@ -144,7 +144,11 @@ class ProgramBuilder(CollectiveSteps):
             self.add_collective(k, segment, is_beside=is_beside)
         elif scheduler == "no_op":
             self.add_view(k, segment)
-        elif scheduler == "torch_call" or self.options.backend_for(self.device) == "torch" or self.is_empty(segment):
+        elif (
+            scheduler == "torch_call"
+            or self.options.backend_for(self.device) == "torch"
+            or (self.is_empty(segment) and not any(p.exchange for p in kernels))  # its peers wait for its words
+        ):
             self.call(f"torch_{k}", segment, self.evaluation(segment))
         else:
             self.add_kernels(k, segment, kernels, renamed or {})

@@ -165,8 +165,10 @@ def why_not(found: Exchanged, device: Device) -> str | None:
 
 
 def _is_read_again(space: Features, exchange: RankExchange) -> bool:
-    """Do registers not hold the rows of statistics, or not with the places of their elements?"""
+    """Do registers not hold the rows of statistics, or not with the places of their elements, or has a rank none?"""
     is_indexed = exchange.sent is None and _is_indexed(space)
+    if exchange.sent is None and exchange.gathered is None and _has_nothing_somewhere(space, exchange):
+        return True
     return too_long(space) is not None or (is_indexed and space.reduced > _indexed_held(space.device) * WARP * _WARPS)
 
 
@@ -196,8 +198,8 @@ def _read_again(space: Features) -> Schedule:
     there are few rows, so that many loads are under way."""
     schedule = in_loop(space)
     is_few = space.kept <= free_multiprocessors(space.device.multiprocessors)
-    warps = _WARPS if is_few else schedule.launch.warps
-    block = min(schedule.reduced * warps // schedule.launch.warps, power_of_two(space.reduced))
+    warps = min(_WARPS if is_few else schedule.launch.warps, max(power_of_two(space.reduced) // WARP, 1))
+    block = min(schedule.reduced * max(warps // schedule.launch.warps, 1), power_of_two(space.reduced))
     if space.is_by_sample:
         run = _run_of_one(space)
         block = min(block, run & -run)
@@ -314,7 +316,7 @@ def _is_even(tensor: BoundTensor, mesh: DeviceMesh) -> bool:
 
 
 def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Features) -> bool:
-    """Do ranks have more or less of each row of ``tensor``, all of them something, and as many rows?"""
+    """Do ranks have more or less of each row of ``tensor``, and as many rows?"""
     domain = tensor.domain
     for p, digits in domain.sharding:
         if is_even(digits, exchange.mesh.extent(p)):
@@ -324,7 +326,13 @@ def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Features)
             *space.r
         }:
             return False
-    return domain.mesh == exchange.mesh and all(0 not in domain.local_shape(rank) for rank in exchange.mesh.ranks)
+    return domain.mesh == exchange.mesh
+
+
+def _has_nothing_somewhere(space: Features, exchange: RankExchange) -> bool:
+    """Has some rank nothing of its rows?  A loop over nothing gives what changes no statistic."""
+    shapes = (t.domain.local_shape(rank) for t in space.segment.tensors for rank in exchange.mesh.ranks)
+    return any(0 in shape for shape in shapes)
 
 
 def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:

@@ -41,6 +41,16 @@ def test_targets_among_more_classes_than_registers_hold(n: int, tmp_path: Path) 
     kernels.test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(3, n, 2, tmp_path)
 
 
+@pytest.mark.parametrize(("n", "ranks"), [(5, 4), (9, 8)])
+def test_rows_of_which_some_ranks_have_nothing(n: int, ranks: int, tmp_path: Path) -> None:
+    """They tell their peers so, and have what all ranks have."""
+    for kind in ("rms_norm", "layer_norm", "softmax", "add_rms_norm"):
+        kernels.test_what_all_ranks_have_together(kind, 3, n, ranks, tmp_path)
+    for kind in (LOG_PROB, SOFTMAX_BACKWARD):
+        assert exchanged_form(kernels.check_program(kind, 3, n, ranks, tmp_path)) is Form.LONG
+    kernels.test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(3, n, ranks, tmp_path)
+
+
 @pytest.mark.parametrize("norm", LONG)
 def test_channels_and_groups_of_images(norm: ImageNorm, tmp_path: Path) -> None:
     plan = norm.plan()
