@@ -113,8 +113,8 @@ def _emitted(
         e = kind(plan, layouts, coordinates, interpret=interpret, program=program)
         e.tile.x_masked &= not is_whole
         e.is_before_ends = is_before_ends
-        has_rows = e.tile.r_total or (exchange is not None and not schedule.is_held)  # or tells others of none
-        assert e.tile.x_total and has_rows, f"{plan.name} has nothing to do on rank {rank}"
+        tells_of_none = exchange is not None and not schedule.is_held
+        assert e.tile.x_total * (e.tile.r_total or tells_of_none), f"{plan.name} has nothing to do on rank {rank}"
         write(e)
         return e
 
