@@ -43,17 +43,17 @@ class RowLoopSums(Emitter):
         return self.tile.x_lanes and self.space.is_walked(expr.tensors[0]) and not self.space.is_walked(expr.output)
 
     def _of_all_rows(self, expr: Expr, chunk: Chunk) -> Text:
-        """A reduction down the columns of the tile, which has all rows."""
+        """A reduction down the columns of the tile, which has all rows; a chunk of one column has no lanes along it."""
         acc, out = accumulator(expr), expr.output
         self.use(acc.helper)
         value = self.value(expr.tensors[0], chunk)
         text = acc.prepared(value.text, value.dtype)
-        if not (value.has_x and value.has_r):
-            text = f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
+        if not value.has_x:
+            text = f"tl.broadcast_to({text}, {self.tile.shape_of(chunk) if value.has_r else [self.tile.x_block, 1]})"
         if self.tile.x_masked:
             text = f"tl.where(x_mask, {text}, {acc.neutral})"
-        text = self.finished(out, acc, f"{acc.reduced(text, 0)}[None, :]")
-        return self.assign(self.name(out, chunk), text, out.dtype.compute, False, True)
+        text = f"{acc.reduced(text, 0)}[None, :]" if value.has_r else acc.reduced(acc.reduced(text, 1), 0)
+        return self.assign(self.name(out, chunk), self.finished(out, acc, text), out.dtype.compute, False, value.has_r)
 
     def row_outputs(self) -> list[BoundTensor]:
         """What is stored of each row."""
@@ -276,7 +276,7 @@ def _only_turn_lines(e: RowLoopSums) -> list[str]:
     A row's number is the program's also where there is one row: of a row whose place it knew, the compiler would know
     another alignment than of one in a loop, and give a thread other elements of it.
     """
-    rows = ["rows"] if e.tile.x_lanes else []
+    rows = [f"rows{'.to(tl.int64)' if e.tile.x_wide else ''}"] if e.tile.x_lanes else []
     lines = [f"x_mask = rows < {X_SIZE}"] if e.tile.x_masked else []
     if e.y_total > 1:
         return [*lines, f"x = {' + '.join([f'y * {X_SIZE}', *rows])}"]

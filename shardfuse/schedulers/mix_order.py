@@ -26,7 +26,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..ir.promises import INVARIANTS, SEGMENTS
 from ..segments.added_sums import added_sums
-from ..segments.segment import Atoms, Segment, leading_to, segment_of
+from ..segments.segment import Atoms, Segment, segment_of
 from ..segments.space import Space, cut_into_atoms, storage_order
 from . import pointwise, reduction
 from .features import Features, accepted, features, itemsizes, on
@@ -110,12 +110,18 @@ def _one_turn(space: Features, tile: _Tile, chunk: int) -> Schedule:
 
 
 def _are_sums_last(mixed: Mixed) -> bool:
-    """Is nothing that rests on sums of columns reduced again?"""
-    space = mixed.space
-    found = leading_to(space.segment.exprs, mixed.after)
-    return not any(
-        space.has_r(e.tensors[0]) and not (space.has_r(e.output) or space.is_walked(e.tensors[0])) for e in found
-    )
+    """Is what rests on sums of columns made of these alone, number by number?  It has their lanes then; a vector beside
+    the rows is loaded with lanes for each row of the tile."""
+    rests = {e.output for e in mixed.columns}
+    for e in mixed.space.segment.exprs:
+        if rests.isdisjoint(e.tensors):
+            continue
+        if not rests.issuperset(e.tensors) or any(mixed.space.has_r(t) for t in e.tensors) > mixed.space.has_r(
+            e.output
+        ):
+            return False
+        rests.update(e.outputs)
+    return True
 
 
 def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
