@@ -90,9 +90,16 @@ def test_gradients_of_few_rows(types: str, n: int) -> None:
     assert _differing(lambda: gradient(n, *TYPES[types]), counts) == {}
 
 
-@pytest.mark.parametrize("gap", [1, 8])
-def test_rows_with_gaps(gap: int) -> None:
-    assert _differing(lambda: gradient(4096, BF16, BF16, BF16, BF16, is_dense=False), FEW[:2], gap) == {}
+@pytest.mark.parametrize("weight", [BF16, None])
+@pytest.mark.parametrize(("n", "gap"), [(4096, 1), (4096, 8), (256, 2)])
+def test_rows_with_gaps(n: int, gap: int, weight: DataType | None) -> None:
+    assert _differing(lambda: gradient(n, BF16, weight, BF16, BF16, is_dense=False), FEW[:2], gap) == {}
+
+
+@pytest.mark.parametrize("n", [256, 1024])
+def test_gradients_that_are_wider_than_their_rows(n: int) -> None:
+    """Without a loop the compiler would give each thread twice as many elements of a row: they stay in one."""
+    assert _differing(lambda: gradient(n, BF16, None, F32, F32), FEW[:2]) == {}
 
 
 @pytest.mark.parametrize("case", ["layer_norm_backward 256", "layer_norm_backward 1024", "layer_norm_backward 8192"])

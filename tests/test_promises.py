@@ -23,7 +23,9 @@ from shardfuse.device import H200
 from shardfuse.errors import DefinitionError, ProgramMismatchError, PromiseError
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.nn import functional
+from shardfuse.schedulers import kernels_of
 from shardfuse.schedulers.candidates import candidates, may_run
+from shardfuse.schedulers.schedule import ScheduleError
 from shardfuse.segments.space import Space
 
 ROWS = (1, 2, 3, 17, 127, 500, 8192, 20000)
@@ -349,3 +351,13 @@ def test_every_function_but_those_with_products_can_promise() -> None:
     can = {n for n in public if "invariant" in inspect.signature(getattr(nn.functional, n)).parameters}
     assert public - can == {"linear_cross_entropy"}
     assert can == set(CALLS)
+
+
+def test_one_turn_has_all_rows() -> None:
+    """The tuner tries fewer rows in a turn, which are not all of them."""
+    plan, _ = planned(define("layer_norm_backward", 96, DataType.Float, None), 13)
+    (found,) = plan.segments
+    (kernel,) = found.kernels
+    assert (kernel.schedule.split, kernel.schedule.kept) == (None, 16)
+    with pytest.raises(ScheduleError, match="13 rows in one turn of 8"):
+        kernels_of("mix_order", found.segment, H200, kernel.schedule.sized(kept=8))

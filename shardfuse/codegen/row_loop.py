@@ -273,8 +273,7 @@ def _row_lines(e: RowLoopSums) -> list[str]:
 def _only_turn_lines(e: RowLoopSums) -> list[str]:
     """The row or rows of the only turn.
 
-    A row's number is the program's also where there is one row: of a row whose place it knew, the compiler would know
-    another alignment than of one in a loop, and give a thread other elements of it.
+    A single row's number is the program's, so that the compiler knows no more of its place than of one in a loop.
     """
     rows = [f"rows{'.to(tl.int64)' if e.tile.x_wide else ''}"] if e.tile.x_lanes else []
     lines = [f"x_mask = rows < {X_SIZE}"] if e.tile.x_masked else []

@@ -30,11 +30,12 @@ from ..segments.segment import Atoms, Segment, segment_of
 from ..segments.space import Space, cut_into_atoms, storage_order
 from . import pointwise, reduction
 from .features import Features, accepted, features, itemsizes, on
-from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within
+from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within, vector
 from .plan import KernelPlan, may_be_stages, one_launch
 from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split, Tile
+from .schedule_parts import refuse
 from .split_k import finish_of, finishing, split_of, storing, workspace
 
 
@@ -77,7 +78,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
     walked, chunk = extent(space.walked), _block(space, tile)
-    if walked <= tile.rows and _are_sums_last(mixed):
+    if walked <= tile.rows and _are_sums_last(mixed) and (not space.is_invariant or _is_laid_out_alike(space, chunk)):
         return _one_turn(space, tile, chunk)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
@@ -96,29 +97,54 @@ def propose(segment: Segment, device: Device) -> Schedule:
 
 
 def _one_turn(space: Features, tile: _Tile, chunk: int) -> Schedule:
-    """All rows at once, by as few threads as have the widest load or store each, or what each has of a whole tile.
+    """All rows at once, by as few warps as have the widest load or store each, or what each has of a whole tile.
 
-    A thread then has the same elements of its row as in that tile, so that no sum along a row is in another order.
-    Rows that are promised their bits stay side by side for the same reason: one by itself is reduced otherwise.
+    Rows that are promised their bits have all warps of a whole tile, and are so many that each thread has what it has
+    there: a thread has the same elements of its row then, and no sum along a row is in another order.  They stay side
+    by side too, as one by itself is reduced otherwise.
     """
     narrowest = min(t.dtype.itemsize for t in (*space.segment.loads, *space.segment.outputs) if space.has_r(t))
     load = max(min(space.device.access_bytes // narrowest, tile.rows * chunk // (tile.warps * WARP)), 1)
-    least = max(WARP * load // chunk, 2) if space.is_invariant else 1
-    rows = min(tile.rows, max(power_of_two(extent(space.walked)), least))
-    warps = min(tile.warps, max(rows * chunk // (WARP * load), 1))
+    rows, warps = power_of_two(extent(space.walked)), tile.warps
+    if space.is_invariant:
+        rows = min(max(rows, 2, warps * WARP * load // chunk), tile.rows)
+    else:
+        warps = min(warps, max(rows * chunk // (WARP * load), 1))
     return Schedule(RowLoop(rows, chunk, tile.keeps), launch=Launch(warps, 1))
 
 
+def _is_laid_out_alike(space: Features, chunk: int) -> bool:
+    """Does the compiler give a thread the same elements of a row, whether rows are in a loop or not?
+
+    It lets what is read and stored decide.  Where that leaves one choice, of chunks and elements of one width in rows
+    that are aligned for the widest loads, it was seen to be the same (``tests/test_promised_layouts.py``); of bfloat16
+    beside float32 a thread has 4 elements in a loop, and 8 without.
+    """
+    along = [t for t in space.segment.loads if space.has_r(t)]
+    sizes = {t.dtype.itemsize for t in (*along, *(t for t in space.segment.outputs if space.is_streamed(t)))}
+    is_whole = len(space.r) == 1 and not space.has_windows and (space.reduced <= chunk or space.reduced % chunk == 0)
+    (size, *others) = sizes or {0}
+    if others or size not in (2, 4) or not is_whole:
+        return False
+    is_narrower = any(t.dtype.itemsize < size for t in space.segment.outputs if space.has_r(t))
+    return not is_narrower and all(
+        vector(t.dtype, space.reduced, space.device) * size == space.device.access_bytes for t in along
+    )
+
+
 def _are_sums_last(mixed: Mixed) -> bool:
-    """Is what rests on sums of columns made of these alone, number by number?  It has their lanes then; a vector beside
-    the rows is loaded with lanes for each row of the tile."""
+    """Does a program have all rows of each sum of columns, and is what rests on these made of them alone, number by
+    number?  It has their lanes then; a vector beside the rows is loaded with lanes for each row of the tile."""
+    space = mixed.space
+    kept = frozenset(space.x) - frozenset(space.walked)
+    if any(not kept <= space.atoms[e.output] for e in mixed.columns):
+        return False
     rests = {e.output for e in mixed.columns}
-    for e in mixed.space.segment.exprs:
+    for e in space.segment.exprs:
         if rests.isdisjoint(e.tensors):
             continue
-        if not rests.issuperset(e.tensors) or any(mixed.space.has_r(t) for t in e.tensors) > mixed.space.has_r(
-            e.output
-        ):
+        is_reduced = any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
+        if is_reduced or not rests.issuperset(e.tensors):
             return False
         rests.update(e.outputs)
     return True
@@ -182,6 +208,9 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     """The walk, then the sums of its partial results."""
     mixed = accepted(analyse_mixed(segment, device))
     if schedule.group is None and schedule.split is None:
+        walked = extent(mixed.space.walked)
+        refuse(schedule.kept < walked, f"{walked} rows in one turn of {schedule.kept}")
+        refuse(not _are_sums_last(mixed), "what rests on sums of columns needs a finish")
         return (KernelPlan.of("mix_order", mixed.space, schedule),)
     columns, split = _columns(mixed, schedule.parts)
     finishes = accepted(_finishes(mixed, columns))
