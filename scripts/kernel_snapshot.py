@@ -6,7 +6,7 @@
     scripts/kernel_snapshot.py against COMMIT       both trees frozen and compared
 
 Plans are made for an H200 and need no GPU: every case of the benchmarks and sizes that were not tuned, in four dtypes,
-forward and backward, whole and sharded over two and four ranks, and what ranks exchange inside of kernels.  A step that
+forward and backward, whole and sharded over two and four ranks, what ranks exchange inside of kernels, and promises.  A step that
 only moves or renames leaves all of it as it was, to the byte; any other step says which kernels it changes and why.
 """
 
@@ -57,7 +57,7 @@ Kernels = dict[str, dict[str, str]]
 
 def plans(*, first_of_each: bool = False) -> Iterator[tuple[str, dict[str, str]]]:
     """Every plan of the tree that ``benchmarks`` and ``shardfuse`` are imported from, or the first of each kind."""
-    for kind in (_workloads, _sharded_norms, _losses, _sharded_losses, _exchanges, _draws):
+    for kind in (_workloads, _sharded_norms, _losses, _sharded_losses, _exchanges, _draws, _promised):
         yield from islice(kind(), 1 if first_of_each else None)
 
 
@@ -214,6 +214,24 @@ def _draws() -> Iterator[tuple[str, dict[str, str]]]:
         inputs = [torch.empty([rows, n][: t.ndim], dtype=t.dtype.torch, device="meta") for t in tensors]
         title = f"dropout and norm {rows}x{n} {dtype.name}, seed a {way}"
         yield title, _kernels(fd, [tuple(x.shape) for x in inputs], inputs)
+
+
+def _promised() -> Iterator[tuple[str, dict[str, str]]]:
+    """Fusions that promise the same bits for any batch, of one row, few and many."""
+    import torch
+
+    from benchmarks.promises import CASES, OTHER_WIDTHS, WIDTHS, define
+    from shardfuse import DataType
+
+    for name, dtype in product(CASES, (DataType.BFloat16, DataType.Float)):
+        for n, rows in product((256, 1000, *WIDTHS.get(name, OTHER_WIDTHS)), (1, FEW_ROWS, 512)):
+            fd = define(name, n, dtype)
+            shapes = [tuple(rows if k < 0 else k for k in t.shape) for t in fd.fec.tensors()]
+            inputs = [
+                torch.empty(shape, dtype=t.dtype.torch, device="meta")
+                for t, shape in zip(fd.fec.tensors(), shapes, strict=True)
+            ]
+            yield f"promised {name} {rows}x{n} {dtype.name}", _kernels(fd, shapes, inputs)
 
 
 def _of_ranks(plan: Plan, ranks: int) -> dict[str, str]:
