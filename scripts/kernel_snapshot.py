@@ -6,8 +6,9 @@
     scripts/kernel_snapshot.py against COMMIT       both trees frozen and compared
 
 Plans are made for an H200 and need no GPU: every case of the benchmarks and sizes that were not tuned, in four dtypes,
-forward and backward, whole and sharded over two and four ranks, what ranks exchange inside of kernels, and promises.  A step that
-only moves or renames leaves all of it as it was, to the byte; any other step says which kernels it changes and why.
+forward and backward, whole and sharded over two and four ranks, what ranks exchange inside of kernels, and promises.  A
+step that only moves or renames leaves all of it as it was, to the byte; any other step says which kernels it changes
+and why.
 """
 
 from __future__ import annotations
