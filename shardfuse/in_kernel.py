@@ -45,11 +45,13 @@ def with_exchanges(
     why_apart: WhyApart = lambda mesh, parallel_type: None,
     *,
     is_by_default: bool = False,
+    are_parted: bool = True,
 ) -> Plan:
     """``plan`` with kernels that exchange; ``plan.in_kernel`` says of each all-reduce where it is, or why not.
 
     why_none: why no kernel exchanges anything here; "" where that goes without saying.  is_by_default: the caller
-    has not asked for kernels, so that they are of forms which have run over GPUs.
+    has not asked for kernels, so that they are of forms which have run over GPUs.  are_parted: may an all-reduce of
+    what several kernels make be one of each?
     """
     if not any(s.scheduler == "communication" for s in plan.segments):
         return plan
@@ -57,7 +59,7 @@ def with_exchanges(
         return replace(plan, in_kernel=(f"none: {why_none}",) if why_none else ())
     segments, said = _views_last(plan.segments), list[str]()
     for whole in [s for s in plan.segments if s.scheduler == "communication"]:
-        parts = _by_maker(segments, whole)
+        parts = _by_maker(segments, whole) if are_parted else [whole]
         segments = [part for s in segments for part in (parts if s is whole else [s])]
         left = list[PlannedSegment]()
         for call in parts:
@@ -67,7 +69,9 @@ def with_exchanges(
                 said.append(f"{name}: exchanged inside of a kernel")
                 continue
             apart = [why_apart(mesh, dim) for mesh, dim in _lines(call.segment)]
-            found = next((why for why in apart if why is not None), None) or _joined(plan, segments, k)
+            found = next((why for why in apart if why is not None), None) or _joined(
+                plan, segments, k, is_by_default=is_by_default
+            )
             found = _not_yet(found, segments) or found if is_by_default else found
             said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
             if isinstance(found, str):
@@ -82,6 +86,8 @@ def with_exchanges(
         why = next((why for p in asked if (why := why_not_given(p.segment, p.rank_exchange)) is not None), None)
         if is_by_default and why is None:
             why = next((why for why in map(why_not_by_default, asked) if why is not None), None)
+        if why is not None and are_parted:
+            return with_exchanges(plan, why_none, why_apart, is_by_default=is_by_default, are_parted=False)
         if why is not None:
             return replace(plan, in_kernel=(f"none: {why}",))
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
@@ -137,12 +143,11 @@ def _views_last(segments: Sequence[PlannedSegment]) -> list[PlannedSegment]:
 
 
 def _not_yet(found: list[PlannedSegment] | str, before: Sequence[PlannedSegment]) -> str | None:
-    """Why a gather that was joined, or an all-reduce of long rows, is not, by default: its collective stays, and other
-    kernels exchange."""
+    """Why a gather that was joined is not, by default: its collective stays, and other kernels exchange."""
     if isinstance(found, str):
         return None
     made = [p for s in found if all(s is not other for other in before) for p in s.kernels]
-    asked = [p for p in made if p.exchange and (p.exchange.gathered is not None or not p.schedule.is_held)]
+    asked = [p for p in made if p.exchange is not None and p.exchange.gathered is not None]
     return next((why for why in map(why_not_by_default, asked) if why is not None), None)
 
 
@@ -152,19 +157,23 @@ def _lines(call: Segment) -> list[tuple[DeviceMesh, ParallelType]]:
     return [(mesh, c.mesh_dim) for mesh, c in found if mesh is not None and c is not None and c.mesh_dim is not None]
 
 
-def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
+def _joined(
+    plan: Plan, segments: Sequence[PlannedSegment], k: int, *, is_by_default: bool
+) -> list[PlannedSegment] | str:
     """``segments`` with the collective ``k`` inside of a kernel, or why it is not."""
     exprs = segments[k].segment.exprs
     kinds = {c.kind for c in map(communication_of, exprs) if c is not None}
     if not kinds.isdisjoint((Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)):
         return _scattered_within(plan, segments, k)
     if isinstance(exprs[0].op, Reduce):
-        return _reduced_within(plan, segments, k)
+        return _reduced_within(plan, segments, k, is_by_default=is_by_default)
     found = _sent_within(plan, segments, k)
     return found if not isinstance(found, str) else _made_within(plan, segments, k) or found
 
 
-def _reduced_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
+def _reduced_within(
+    plan: Plan, segments: Sequence[PlannedSegment], k: int, *, is_by_default: bool
+) -> list[PlannedSegment] | str:
     """``segments`` with the all-reduce ``k`` inside of a kernel, or why it is not."""
     call = segments[k].segment
     makers = [i for i, s in enumerate(segments[:k]) if not set(s.segment.outputs).isdisjoint(call.inputs)]
@@ -194,7 +203,9 @@ def _reduced_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> l
         if why is None and not isinstance(found, str):
             planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
             instead = {makers[0]: beside, k: [], readers[0]: [planned, *behind]}
-            return [new for i, s in enumerate(segments) for new in instead.get(i, [s])]
+            why = next(filter(None, map(why_not_by_default, planned.kernels)), None) if is_by_default else None
+            if why is None:
+                return [new for i, s in enumerate(segments) for new in instead.get(i, [s])]
         refusal = refusal or why
     return f"no kernel exchanges it: {refusal}"
 

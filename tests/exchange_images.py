@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from exchange_cases import EPS, Ranks, kernel_of
+from exchange_fusions import part_of
 from torch.nn.functional import batch_norm, group_norm
 
 from benchmarks.roundings import assert_near
@@ -57,7 +58,8 @@ class ImageNorm:
 
     def pieces(self, world: Ranks, given: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Of each rank what its kernel is given: pieces of inputs, and outputs full of NaN."""
-        parts, found = given[0].chunk(self.ranks, self.dim), list[list[torch.Tensor]]()
+        parts = [part_of(given[0], self.ranks, self.dim, rank) for rank in range(self.ranks)]
+        found = list[list[torch.Tensor]]()
         for rank in range(self.ranks):
             own = {"x": parts[rank].contiguous(), "weight": given[1], "bias": given[2]}
             tensors = [own[name].to(world.device) for name in ("x", "weight", "bias")]
@@ -75,7 +77,7 @@ class ImageNorm:
         assert_near(found, wide, eager.bfloat16(), n=2, rows=None, terms=terms, what=str(self))
 
     def _local(self, rank: int) -> list[int]:
-        part = torch.empty(self.shape, device="meta").chunk(self.ranks, self.dim)[rank]
+        part = part_of(torch.empty(self.shape, device="meta"), self.ranks, self.dim, rank)
         return list(part.shape)
 
     def _expected(self, given: Sequence[torch.Tensor]) -> torch.Tensor:

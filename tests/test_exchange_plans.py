@@ -18,8 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from exchange_cases import KINDS, LOSS, PARTIAL, NotedKernel, Ranks, define, define_backward, kernel_of, plan_of
-from exchange_fusions import BACKWARD, LOG_PROB, OF_COLUMNS, OF_SUMMANDS, PROGRAMS, SOFTMAX_BACKWARD
-from exchange_images import LONG
+from exchange_fusions import BACKWARD, LOG_PROB, OF_COLUMNS, OF_SUMMANDS, PROGRAMS, SOFTMAX_BACKWARD, cut_columns
+from exchange_images import LONG, ImageNorm
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -39,6 +39,7 @@ from shardfuse.frontend.exchanges import plan_on, promises, with_exchanges_here
 from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
+from shardfuse.passes.settle_inputs import settle_inputs
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 from shardfuse.schedulers.exchange_forms import HAVE_RUN, Form, exchanged_form
 from shardfuse.schedulers.plan import KernelPlan
@@ -200,6 +201,57 @@ def test_what_reads_rows_again_does_not_spill() -> None:
     assert [plan.schedule.reduced for plan in plans[-2:]] == [512, 512]
     made = compile_all([generate(p, {t: t.domain.layout(0) for t in p.segment.tensors}, 0) for p in plans])
     assert [resources.spills for resources in made] == [0] * len(plans)
+
+
+def test_a_rank_that_has_none_of_single_elements_is_not_exchanged_with() -> None:
+    """One image for each of three ranks is no axis of a kernel, which would read some on the fourth."""
+    with pytest.raises(AssertionError, match="one element along a dim of some ranks, and none of others"):
+        ImageNorm((3, 2, 16, 16), 0, 0, 4).plan()
+
+
+def test_blocks_of_which_a_rank_has_none_keep_their_collective() -> None:
+    with FusionDefinition() as fd:
+        given = fd.define_tensor([-1, 5, 128], contiguity=True, dtype=BF16)
+        x = fd.ops.cast(given, DataType.Float)
+        y = fd.ops.mul(x, fd.ops.rsqrt(fd.ops.add(fd.ops.mean(fd.ops.mul(x, x), [1, 2], keepdim=True), 1e-5)))
+        scale = fd.ops.maximum(fd.ops.max(fd.ops.abs(y), [-1], keepdim=True), 1e-12)
+        fd.add_output(scale)
+        fd.add_output(fd.ops.cast(fd.ops.div(y, scale), DataType.Float8_e4m3fn))
+    given.set_device_mesh(DeviceMesh(range(4)))
+    given.outer_split(1, 4, uneven=True)
+    given.axis(1).parallelize(ParallelType.mesh_x)
+    settle_inputs(fd.fusion)
+    sizes = {i.val: (3, 5, 128) for i in fd.fusion.inputs}
+    plan = with_exchanges(compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True))
+    assert exchanging(plan) == []
+    assert "nothing of its rows, which are cut into blocks" in plan.in_kernel[0]
+
+
+@pytest.mark.parametrize("n", [48000, 65536])
+def test_the_longest_rows_that_a_program_holds(n: int) -> None:
+    """By 32 warps, which have 64 registers each."""
+    plan = kernel_of(plan_of(define("rms_norm", n, 2, BF16), 3))
+    assert (plan.schedule.launch.warps, plan.schedule.launch.registers) == (32, 64)
+    (made,) = compile_all([generate(plan, {t: t.domain.layout(0) for t in plan.segment.tensors}, 0)])
+    assert made.spills == 0
+
+
+def test_rows_that_are_held_are_exchanged_by_default() -> None:
+    """A product beside a norm, of 80 KB a row together: the norm's own are 40, and the product is another kernel."""
+    with FusionDefinition() as fd:
+        given, other = (fd.define_tensor([-1, 40000], contiguity=True, dtype=BF16) for _ in range(2))
+        x, y = (fd.ops.cast(t, DataType.Float) for t in (given, other))
+        rstd = fd.ops.rsqrt(fd.ops.add(fd.ops.mean(fd.ops.mul(x, x), [-1], keepdim=True), 1e-5))
+        fd.add_output(fd.ops.cast(fd.ops.mul(x, rstd), BF16))
+        fd.add_output(fd.ops.cast(fd.ops.mul(x, y), BF16))
+    for tv in (given, other):
+        cut_columns(tv, 2, 40000)
+    settle_inputs(fd.fusion)
+    sizes = {i.val: (3, 40000) for i in fd.fusion.inputs}
+    plan = compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True)
+    for is_by_default in (True, False):
+        ((_, kernel),) = exchanging(with_exchanges(plan, is_by_default=is_by_default))
+        assert kernel.schedule.is_held == is_by_default
 
 
 def test_results_that_all_ranks_have_are_made_alike_of_uneven_rows() -> None:

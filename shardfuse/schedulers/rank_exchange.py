@@ -146,10 +146,8 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     if not space.is_inner or space.walked or space.in_columns.grouped:
         return "what is reduced is not innermost"
     sent = exchange.sent or exchange.gathered
-    refusal = too_long(space)
-    if refusal is not None and (sent is not None or space.block):
-        return refusal
-    refusal = _why_not_again(space) if sent is None and _is_read_again(space, exchange) else None
+    is_again = sent is None and _is_read_again(space, exchange)
+    refusal = _why_not_again(space, exchange) if is_again else too_long(space)
     if refusal is not None:
         return refusal
     if space.kept > _MOST_ROWS:
@@ -172,8 +170,13 @@ def _is_read_again(space: Features, exchange: RankExchange) -> bool:
     return too_long(space) is not None or (is_indexed and space.reduced > _indexed_held(space.device) * WARP * _WARPS)
 
 
-def _why_not_again(space: Features) -> str | None:
+def _why_not_again(space: Features, exchange: RankExchange) -> str | None:
     """Why reading each row again takes longer than the collectives that it spares, or cannot be done."""
+    if space.block:
+        return too_long(space) or "some rank has nothing of its rows, which are cut into blocks"
+    single = next((t for t in space.segment.tensors if _is_of_one_or_none(t, exchange)), None)
+    if single is not None:
+        return f"{single} has one element along a dim of some ranks, and none of others"
     read = space.phases * space.row_bytes
     if read > READ_AGAIN:
         return (
@@ -329,6 +332,13 @@ def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Features)
     return domain.mesh == exchange.mesh
 
 
+def _is_of_one_or_none(tensor: BoundTensor, exchange: RankExchange) -> bool:
+    """Has it a dim of which ranks have one element at most, and some none?  What has one is no axis of a kernel, which
+    would not know of those that have none."""
+    shapes = [tensor.domain.local_shape(rank) for rank in exchange.mesh.ranks]
+    return any(0 in sizes and max(sizes) == 1 for sizes in zip(*shapes, strict=True))
+
+
 def _has_nothing_somewhere(space: Features, exchange: RankExchange) -> bool:
     """Has some rank nothing of its rows?  A loop over nothing gives what changes no statistic."""
     shapes = (t.domain.local_shape(rank) for t in space.segment.tensors for rank in exchange.mesh.ranks)
@@ -353,7 +363,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     is_indexed = not (is_sent or is_looped) and _is_indexed(space)
     schedule = in_whole_blocks(_indexed(schedule, space) if is_indexed else schedule, space)
     launch = schedule.launch
-    programs, registers = _resident(device, _WARPS, launch), device.bound(_WARPS)
+    programs, registers = _resident(device, _WARPS, launch), device.bound(max(_WARPS, launch.warps))
     # of more than two ranks the address of each one's slots takes two registers
     held = schedule.kept * space.reduced * space.held_at_most / (launch.warps * WARP)
     held += 2 * (found.exchange.ranks - 2)
