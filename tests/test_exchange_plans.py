@@ -254,6 +254,25 @@ def test_rows_that_are_held_are_exchanged_by_default() -> None:
         assert kernel.schedule.is_held == is_by_default
 
 
+def test_parts_of_an_all_reduce_are_exchanged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two norms, whose statistics one collective would have; where ranks might have other bits so, it has."""
+    with FusionDefinition() as fd:
+        for n in (640, 1000):
+            given = fd.define_tensor([-1, n], contiguity=True, dtype=BF16)
+            x = fd.ops.cast(given, DataType.Float)
+            rstd = fd.ops.rsqrt(fd.ops.add(fd.ops.mean(fd.ops.mul(x, x), [-1], keepdim=True), 1e-5))
+            fd.add_output(fd.ops.cast(fd.ops.mul(x, rstd), BF16))
+            cut_columns(given, 2, n)
+    settle_inputs(fd.fusion)
+    sizes = {i.val: (3, i.val.shape[-1]) for i in fd.fusion.inputs}
+    plan = compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True)
+    assert [s.scheduler for s in with_exchanges(plan).segments] == ["exchange", "exchange"]
+    monkeypatch.setattr("shardfuse.in_kernel.why_not_given", lambda segment, exchange: "bits")
+    left = with_exchanges(plan)
+    assert left.segments == plan.segments
+    assert "not made by one kernel" in left.in_kernel[0]
+
+
 def test_results_that_all_ranks_have_are_made_alike_of_uneven_rows() -> None:
     """The loss of a vocabulary of odd size, or 1 / rms: of numbers of a row, where no kernel contracts anything."""
     for fd, last in ((define(LOSS, 50257, 4, BF16), 3), (define("rms_norm", 8191, 2, BF16, gives_rms=True), 1)):
