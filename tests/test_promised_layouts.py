@@ -1,4 +1,4 @@
-"""``invariant="batch"``: kernels of few rows, whose texts differ from those of many, add up a row in the same order.
+"""``invariant="batch"``: kernels of small batches, with texts of their own, add up a row in the order of large ones.
 
 The order follows from which thread has which elements of a row, and that is the compiler's choice: it is read off what
 it makes of each text for ``sm_90``, without a GPU.

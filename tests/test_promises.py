@@ -53,7 +53,7 @@ def of_rows(name: str, plan: Plan, sources: list[KernelSource]) -> list[object]:
 
 
 def is_of_few(plan: Plan, rows: int) -> bool:
-    """Is its text one of few rows?  ``test_promised_layouts.py`` compares what these add up."""
+    """Is its text one of a small batch?  ``test_promised_layouts.py`` compares what these add up."""
     kernels = [k for s in plan.segments for k in s.kernels]
     is_one_turn = any(k.space.walked and k.schedule.split is None for k in kernels)
     return is_one_turn or (rows == 1 and any(k.schedule.group and not k.schedule.is_held for k in kernels))
@@ -78,7 +78,7 @@ def test_one_kernel_for_any_number_of_rows(name: str) -> None:
 def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Space, "is_invariant", False)
     for name in CASES:
-        if name not in SUMMED:  # whose few rows have a text of their own
+        if name not in SUMMED:  # whose small batches have a text of their own
             assert largest_difference(name, 4096, DataType.BFloat16) is not None, name
 
 

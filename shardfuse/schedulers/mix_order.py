@@ -78,7 +78,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
     walked, chunk = extent(space.walked), _block(space, tile)
-    if walked <= tile.rows and _are_sums_last(mixed) and (not space.is_invariant or _is_laid_out_alike(space, chunk)):
+    if walked <= tile.rows and _are_sums_whole(mixed) and (not space.is_invariant or _is_laid_out_alike(space, chunk)):
         return _one_turn(space, tile, chunk)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
@@ -132,7 +132,7 @@ def _is_laid_out_alike(space: Features, chunk: int) -> bool:
     )
 
 
-def _are_sums_last(mixed: Mixed) -> bool:
+def _are_sums_whole(mixed: Mixed) -> bool:
     """Does a program have all rows of each sum of columns, and is what rests on these made of them alone, number by
     number?  It has their lanes then; a vector beside the rows is loaded with lanes for each row of the tile."""
     space = mixed.space
@@ -210,7 +210,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     if schedule.group is None and schedule.split is None:
         walked = extent(mixed.space.walked)
         refuse(schedule.kept < walked, f"{walked} rows in one turn of {schedule.kept}")
-        refuse(not _are_sums_last(mixed), "what rests on sums of columns needs a finish")
+        refuse(not _are_sums_whole(mixed), "what rests on sums of columns needs a finish")
         return (KernelPlan.of("mix_order", mixed.space, schedule),)
     columns, split = _columns(mixed, schedule.parts)
     finishes = accepted(_finishes(mixed, columns))

@@ -55,11 +55,6 @@ MOST_RANKS = 8
 MOST_READ = 64 << 20
 """Bytes of what a rank has of a tensor up to which a kernel that waits with its rows in registers was measured to be
 faster than two kernels with a collective between them: 54 us and 60 for 64 MB, in a CUDA graph on 2 x H200."""
-READ_AGAIN = 512 << 10
-"""Bytes that a program reads of a row, in all phases, up to which that is faster than collectives between kernels: 12
-us by 16 warps of an H200's multiprocessor.  Group norm of 2 x 320 x 128 x 128, three phases of 164 KB, took 17.6 us
-beside its peer on one GPU, where its two kernels take 11.8 and a collective 9 or more; of 512 x 256 x 256, of 1 MB, 102
-and 28."""
 _ONE_BY_ONE = (Pointwise, Cast, Set, View)
 """Ops that make a number of one of each argument."""
 _MOST_ROWS = 1 << 16
@@ -164,10 +159,9 @@ def why_not(found: Exchanged, device: Device) -> str | None:
 
 def _is_read_again(space: Features, exchange: RankExchange) -> bool:
     """Do registers not hold the rows of statistics, or not with the places of their elements, or has a rank none?"""
-    is_indexed = exchange.sent is None and _is_indexed(space)
-    if exchange.sent is None and exchange.gathered is None and _has_nothing_somewhere(space, exchange):
+    if too_long(space) is not None or _has_nothing_somewhere(space, exchange):
         return True
-    return too_long(space) is not None or (is_indexed and space.reduced > _indexed_held(space.device) * WARP * _WARPS)
+    return _is_indexed(space) and space.reduced > _indexed_held(space.device) * WARP * _WARPS
 
 
 def _why_not_again(space: Features, exchange: RankExchange) -> str | None:
@@ -177,11 +171,9 @@ def _why_not_again(space: Features, exchange: RankExchange) -> str | None:
     single = next((t for t in space.segment.tensors if _is_of_one_or_none(t, exchange)), None)
     if single is not None:
         return f"{single} has one element along a dim of some ranks, and none of others"
-    read = space.phases * space.row_bytes
-    if read > READ_AGAIN:
-        return (
-            f"{read} bytes of a row, which one program would read in {space.phases} phases, are more than {READ_AGAIN}"
-        )
+    read, most = space.phases * space.row_bytes, space.tuned.loops.read_again
+    if read > most:
+        return f"{read} bytes of a row, which one program would read in {space.phases} phases, are more than {most}"
     run = _run_of_one(space)
     if run % (_WARPS * WARP):
         return f"{run} elements, which is no multiple of {_WARPS * WARP}, have one weight, and rows are read in a loop"
@@ -197,11 +189,11 @@ def _run_of_one(space: Features) -> int:
 
 
 def _read_again(space: Features) -> Schedule:
-    """A row for each program, in a loop for each phase: by all warps that a multiprocessor has beside NCCL's where
-    there are few rows, so that many loads are under way."""
+    """A row for each program, in a loop for each phase: by ``_WARPS`` on an under-occupied grid, so that many loads are
+    under way."""
     schedule = in_loop(space)
-    is_few = space.kept <= free_multiprocessors(space.device.multiprocessors)
-    warps = min(_WARPS if is_few else schedule.launch.warps, max(power_of_two(space.reduced) // WARP, 1))
+    is_alone = space.kept <= free_multiprocessors(space.device.multiprocessors)
+    warps = min(_WARPS if is_alone else schedule.launch.warps, max(power_of_two(space.reduced) // WARP, 1))
     block = min(schedule.reduced * max(warps // schedule.launch.warps, 1), power_of_two(space.reduced))
     if space.is_by_sample:
         run = _run_of_one(space)
