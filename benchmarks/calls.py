@@ -18,8 +18,9 @@ from shardfuse.nn import AddRMSNorm
 
 from .exchange import CASES
 from .exchange_fusions import EPS
+from .exchange_ranks import COLLECTIVES, Ranks
 from .exchange_verdicts import Measured, Run, judged
-from .exchange_workloads import COLLECTIVES, Ranks, add_rms_norm, rms_norm, rows_and_vectors
+from .exchange_workloads import add_rms_norm, rms_norm, rows_and_vectors
 from .graphs import per_captured_call
 from .report import Row
 from .reshard import per_call

@@ -22,8 +22,10 @@ import torch.distributed as dist
 
 from shardfuse import DeviceMesh
 
+from .exchange_images import IMAGES
+from .exchange_ranks import Ranks
 from .exchange_verdicts import Measured, Verdict, judged
-from .exchange_workloads import WORKLOADS, Ranks
+from .exchange_workloads import WORKLOADS
 from .graphs import EACH, captured
 from .peers.symmetric_memory import SymmetricBuffer
 from .report import Row
@@ -32,6 +34,8 @@ from .tails import tails
 from .workload import Case
 
 CASES = tuple(f"{rows}x8192" for rows in (1, 8, 64, 128, 512, 1024, 2048, 8192))
+IMAGE_CASES = ("64x128x28x28", "32x64x56x56", "2x640x64x64", "2x320x128x128")
+"""Of ResNet-50 and of a UNet: a channel, or a group, has 50 to 164 KB on each of two ranks."""
 ROUNDS = 11
 LATE = 90_000
 """Cycles of a GPU: about 50 us."""
@@ -53,8 +57,10 @@ def run_exchange(
     given: instead of the grid.  only: names of ``WORKLOADS``, instead of all.  left_out: gets a sentence on each peer
     that cannot be measured here, which the first rank prints.
     """
-    cases = list(given) or [Case.parse(text) for text in CASES]
-    size = max(case.shape[0] * case.columns * case.dtype.itemsize for case in cases)
+    cases = list(given) or [Case.parse(text) for text in (*CASES, *IMAGE_CASES)]
+    size = max(
+        (case.shape[0] * case.columns * case.dtype.itemsize for case in cases if len(case.shape) == 2), default=16
+    )
     found = SymmetricBuffer.made(device, size)
     if isinstance(found, str):
         _leave_out(f"torch's symmetric-memory all-reduces are left out: {found}", left_out)
@@ -63,7 +69,7 @@ def run_exchange(
     for case in cases:
         torch._dynamo.reset()  # what is compiled is so for the sizes of a case
         for name, (title, make) in WORKLOADS.items():
-            if not only or name in only:
+            if (not only or name in only) and (name in IMAGES) == (len(case.shape) == 4):
                 yield _rows(title, case, make(case, ranks), device, rounds)
 
 

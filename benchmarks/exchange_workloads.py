@@ -7,12 +7,9 @@ sums in place, kernels that Inductor compiles for the sizes of the case.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,34 +30,13 @@ from .exchange_fusions import (
     sequence_fusion,
     softmax_fusion,
 )
+from .exchange_images import IMAGES
+from .exchange_ranks import COLLECTIVES, NCCL, ONE_SHOT, TWO_SHOT, Ranks, asked, compiled, exchanging_by, with_gradients
 from .exchange_verdicts import Measured, Run
-from .peers.symmetric_memory import SymmetricBuffer
-from .workload import OWN, Case, Draw
+from .workload import OWN, Case
 
-COLLECTIVES, NCCL = f"{OWN}, collectives", "NCCL + Inductor"
-ONE_SHOT, TWO_SHOT = "torch one-shot + Inductor", "torch two-shot + Inductor"
-EXCHANGE = "SHARDFUSE_EXCHANGE"
 SCALE = 0.01
 """Of what is quantised: of normal rows and weights 4 results in 1000 are cut off at float8's largest number, 448."""
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """mesh: of all ranks, on one dimension.  buffer: torch's symmetric memory, None where that is left out."""
-
-    mesh: DeviceMesh
-    device: torch.device
-    buffer: SymmetricBuffer | None = None
-
-    def drawn(self, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
-        return Draw(self.device, seed).normal(shape, dtype)
-
-    def part(self, tensor: Tensor) -> Tensor:
-        """This rank's columns."""
-        return self.mesh.shard_tensor(tensor, -1)
-
-    def parts(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(map(self.part, tensors))
 
 
 def rms_norm(case: Case, ranks: Ranks) -> Measured:
@@ -114,7 +90,7 @@ def softmax(case: Case, ranks: Ranks) -> Measured:
         total = (sums * (tops - top).exp()).sum(0)
         return ((x.float() - top[:, None]).exp() / total[:, None]).to(x.dtype)
 
-    first, last = _compiled(local), _compiled(apply)
+    first, last = compiled(local), compiled(apply)
 
     def by_nccl() -> tuple[Tensor]:
         dist.all_gather_into_tensor(gathered, first(mine))
@@ -136,14 +112,14 @@ def rms_norm_backward(case: Case, ranks: Ranks) -> Measured:
         total = collectives.all_reduce(x.float().square().sum(-1, keepdim=True), "sum", world)
         return _scaled(x, torch.rsqrt(total / case.columns + EPS), weight)
 
-    compiled = _compiled(in_torch)
+    whole_step = compiled(in_torch)
     x, weight = (t.clone().requires_grad_() for t in mine)
     runs: dict[str, Run] = {}
     # Modules with equal settings share their fusions, which are made for one way of exchanging: the last one's eps is
     # therefore another, by less than any result tells.
-    for name, how, eps in ((OWN, _asked(), EPS), (COLLECTIVES, "nccl", EPS * (1 + 2**-40))):
+    for name, how, eps in ((OWN, asked(), EPS), (COLLECTIVES, "nccl", EPS * (1 + 2**-40))):
         runs[name] = _of_module(case, ranks, mine, given, how, eps)
-    runs[NCCL] = _with_gradients(lambda: compiled(x, weight), (x, weight), given)
+    runs[NCCL] = with_gradients(lambda: whole_step(x, weight), (x, weight), given)
     wide, eager = (ranks.parts(_gradients(*of)) for of in (_wide((*whole, upstream)), (*whole, upstream)))
     return Measured(runs, wide, eager, has_gradients=True)
 
@@ -155,7 +131,7 @@ def add_rms_norm(case: Case, ranks: Ranks, *, quantizes: bool = False) -> Measur
     rest = (residual, weight, *([torch.full([1], SCALE, device=ranks.device)] if quantizes else []))
     mine = summands[dist.get_rank()]
     sent = mine.clone()
-    last = _compiled(_add_norm)
+    last = compiled(_add_norm)
 
     def by_nccl() -> Sequence[Tensor]:
         dist.all_reduce(sent)
@@ -182,7 +158,7 @@ def sequence(case: Case, ranks: Ranks) -> Measured:
     residual, weight = rows_and_vectors(many, ranks, 1)
     mine, rows = summands[rank], residual.chunk(n)[rank]
     own, whole = torch.empty_like(rows), torch.empty_like(residual)
-    last = _compiled(_add_norm)
+    last = compiled(_add_norm)
 
     def by_nccl() -> Sequence[Tensor]:
         dist.reduce_scatter_tensor(own, mine)
@@ -211,6 +187,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Case, Ranks], Measured]]] = {
     "add_rms_norm": ("all-reduce + add + RMSNorm", add_rms_norm),
     "sequence": ("reduce-scatter + add + RMSNorm + all-gather, rows of each rank", sequence),
     "add_rms_norm_float8": ("all-reduce + add + RMSNorm + float8", partial(add_rms_norm, quantizes=True)),
+    **IMAGES,
 }
 """By the name that ``--only`` takes: the title of its rows, and what makes it."""
 
@@ -218,28 +195,12 @@ WORKLOADS: dict[str, tuple[str, Callable[[Case, Ranks], Measured]]] = {
 # what shardfuse runs
 
 
-@contextmanager
-def exchanging_by(how: str) -> Generator[None, None, None]:
-    """Fusions that are made meanwhile exchange so: a value of ``SHARDFUSE_EXCHANGE``."""
-    before = os.environ.get(EXCHANGE)
-    os.environ[EXCHANGE] = how
-    try:
-        yield
-    finally:
-        os.environ.pop(EXCHANGE)
-        os.environ |= {} if before is None else {EXCHANGE: before}
-
-
-def _asked() -> str:
-    return os.environ.get(EXCHANGE, "auto")
-
-
 def _own(
     define: Callable[[Case, DeviceMesh], FusionDefinition], case: Case, ranks: Ranks, inputs: Sequence[Tensor]
 ) -> dict[str, Run]:
     """The fusion as the environment asks for it, and the same with collectives between its kernels."""
     runs: dict[str, Run] = {}
-    for name, how in ((OWN, _asked()), (COLLECTIVES, "nccl")):
+    for name, how in ((OWN, asked()), (COLLECTIVES, "nccl")):
         with exchanging_by(how):
             runs[name] = partial(define(case, ranks.mesh).execute, list(inputs))
     return runs
@@ -254,7 +215,7 @@ def _of_module(case: Case, ranks: Ranks, mine: Sequence[Tensor], given: Tensor, 
     assert module.weight is not None, "it has one"
     with torch.no_grad():
         module.weight.copy_(mine[1])
-    run = _with_gradients(lambda: module(x), (x, module.weight), given)
+    run = with_gradients(lambda: module(x), (x, module.weight), given)
     with exchanging_by(how), torch.enable_grad():
         run()
     return run
@@ -272,10 +233,10 @@ def _by_sums(
     mine: Sequence[Tensor],
 ) -> dict[str, Run]:
     """Statistics [count, rows] in float32 of a rank's columns, their sum over the ranks, and what is made of it."""
-    last, shape = _compiled(apply), [count, case.shape[0]]
+    last, shape = compiled(apply), [count, case.shape[0]]
     sums = torch.empty(shape, device=ranks.device)
 
-    @_compiled
+    @compiled
     def first(out: Tensor, *tensors: Tensor) -> None:
         """Into memory that is there, which may be symmetric."""
         out.copy_(local(*tensors))
@@ -295,18 +256,6 @@ def _by_sums(
         return (last(buffer.one_shot(shared), *mine),)
 
     return {NCCL: by_nccl, ONE_SHOT: by_one_shot}
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False)
-
-
-def _with_gradients(call: Callable[[], Tensor], leaves: Sequence[Tensor], given: Tensor) -> Run:
-    def run() -> Sequence[Tensor]:
-        made = call()
-        return made.detach(), *torch.autograd.grad(made, leaves, given)
-
-    return run
 
 
 def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, *scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -333,7 +282,7 @@ def _gradients(x: Tensor, weight: Tensor, upstream: Tensor) -> tuple[Tensor, ...
     """RMSNorm of unsharded rows, and the gradients of x and the weight."""
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in (x, weight)]
-        return tuple(_with_gradients(lambda: _rms_norm(*leaves), leaves, upstream)())
+        return tuple(with_gradients(lambda: _rms_norm(*leaves), leaves, upstream)())
 
 
 def rows_and_vectors(case: Case, ranks: Ranks, vectors: int) -> tuple[Tensor, ...]:

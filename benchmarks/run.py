@@ -52,7 +52,7 @@ from benchmarks.calls import run_calls
 from benchmarks.collectives import run_collectives
 from benchmarks.dry import Planned, plan_case
 from benchmarks.exchange import run_exchange
-from benchmarks.exchange_workloads import EXCHANGE
+from benchmarks.exchange_ranks import EXCHANGE
 from benchmarks.exchange_workloads import WORKLOADS as EXCHANGES
 from benchmarks.host import CALLED
 from benchmarks.losses import run_losses

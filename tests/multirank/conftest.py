@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from shardfuse.config import read_launch, set_process_defaults
 from shardfuse.executor import nccl_channels
+from shardfuse.mesh import symmetric
 from shardfuse.mesh.captured import reset_graphs
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 
@@ -33,6 +34,8 @@ set_process_defaults(LAUNCH)
 TIMEOUT = float(os.environ.get("SHARDFUSE_TEST_TIMEOUT", "20"))
 # A failing rank tells its verdict at once, the others when their collective gives up.
 VERDICT_TIMEOUT = timedelta(seconds=TIMEOUT + 30)
+SECONDS = 60.0
+"""That a rank waits for another in a kernel: that one may have kernels to compile."""
 ELSEWHERE = "passed here, failed on other ranks"
 NO_VERDICT = "gave no verdict in time"
 JOB = pytest.StashKey[JobStore]()
@@ -97,6 +100,18 @@ def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
     yield ProcessGroup(LAUNCH.rank, LAUNCH.world_size, device, store)
     if fresh or request.node.stash.get(FAILED, False):
         end_world(device)
+
+
+@pytest.fixture
+def arena(pg: ProcessGroup) -> symmetric.Arena:
+    """Memory that kernels exchange in: one for each process group, which tests share."""
+    if pg.device.type != "cuda" or pg.size < 2:
+        pytest.skip("needs a GPU for every rank")
+    if isinstance(symmetric.arena(), str):
+        symmetric.open_arena(pg.device, "symmetric", 64, SECONDS)
+    found = symmetric.arena()
+    assert isinstance(found, symmetric.Arena)
+    return found
 
 
 def end_world(device: torch.device) -> None:

@@ -28,7 +28,6 @@ from torch.distributed.tensor import Partial, Replicate
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, collectives
-from shardfuse.mesh import symmetric
 from shardfuse.nn import AddRMSNorm, quantized
 from shardfuse.nn.quantizing_fusions import ScaleKind
 from shardfuse.rank_errors import ExchangeTimeoutError
@@ -36,24 +35,12 @@ from shardfuse.rank_errors import ExchangeTimeoutError
 if TYPE_CHECKING:
     from conftest import ProcessGroup
 
+    from shardfuse.mesh import symmetric
+
 pytestmark = [pytest.mark.mpi, pytest.mark.multi_gpu]
 
 UNEVEN = ("rms_norm", "layer_norm", "softmax", "add_rms_norm", LOSS)
-SECONDS = 60.0
-"""That a rank waits for another, which may have kernels to compile."""
 FEWER = 5.0
-
-
-@pytest.fixture
-def arena(pg: ProcessGroup) -> symmetric.Arena:
-    """One for each process group, which tests share."""
-    if pg.device.type != "cuda" or pg.size < 2:
-        pytest.skip("needs a GPU for every rank")
-    if isinstance(symmetric.arena(), str):
-        symmetric.open_arena(pg.device, "symmetric", 64, SECONDS)
-    found = symmetric.arena()
-    assert isinstance(found, symmetric.Arena)
-    return found
 
 
 def pieces(kind: str, given: list[torch.Tensor], group: ProcessGroup) -> list[torch.Tensor]:
