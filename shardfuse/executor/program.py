@@ -34,10 +34,10 @@ from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.digits import extent
 from ..ir.domain import BoundDomain
-from ..ir.expr import BoundTensor
-from ..ir.op import StreamCat
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Relabel, StreamCat, View
 from ..ir.tensor_view import TensorView
-from ..ops.evaluate import evaluate_local
+from ..ops.evaluate import evaluate_local, view_of
 from ..schedulers.plan import KernelPlan
 from ..segments.segment import Segment
 from .aliasing import alias_steps, own_steps
@@ -201,18 +201,30 @@ class ProgramBuilder(CollectiveSteps):
             self.meta[t] = result
 
     def views(self, segment: Segment) -> Callable[..., object]:
-        slices = {e: self.communication(e) for e in segment.exprs if communication_of(e) is not None}
-        rank = self.rank
+        """What gives the outputs for the inputs: of each call it asks torch alone."""
+        each = [self.view(e) for e in segment.exprs]
+        if len(each) == 1:
+            return each[0]
+        tensors = [*segment.inputs, *(e.output for e in segment.exprs)]
+        steps = [(tensors.index(e.tensors[0]), view) for e, view in zip(segment.exprs, each, strict=True)]
+        ends = [tensors.index(t) for t in segment.outputs]
 
-        def run(*tensors: torch.Tensor) -> object:
-            env = dict(zip(segment.inputs, tensors, strict=True))
-            for e in segment.exprs:
-                x = env[e.tensors[0]]
-                made = slices[e](x) if e in slices else evaluate_local(e, env, {}, rank, x.device)
-                env[e.output] = cast(torch.Tensor, made)
-            return one_or_all([env[t] for t in segment.outputs])
+        def run(*given: torch.Tensor) -> object:
+            values = list(given)
+            for k, view in steps:
+                values.append(view(values[k]))
+            return one_or_all([values[k] for k in ends])
 
         return run
+
+    def view(self, expr: Expr) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The one result of ``expr`` for its one tensor."""
+        if communication_of(expr) is not None:
+            return cast("Callable[[torch.Tensor], torch.Tensor]", self.communication(expr))
+        op, rank, given = expr.op, self.rank, expr.tensors[0]
+        if isinstance(op, View | Relabel):
+            return view_of(op, expr.output.domain.local_shape(rank))
+        return lambda x: evaluate_local(expr, {given: x}, {}, rank, x.device)
 
     def evaluation(self, segment: Segment) -> Callable[..., object]:
         made = Storage.TORCH if len(segment.outputs) == 1 else Storage.SHARED

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from ..device import Device, device_here
+from .triton_launch import Launches
 
 SUMS = {"COLUMNS": 1024, "AT_ONCE": 4, "LONG": 64, "HELPERS": 16}
 """Of ``add_up_rows``: 32 elements of each thread.  Helpers have 64 columns each, a line of 16-bit gradients.
@@ -146,15 +147,16 @@ def add_up_rows(
             tl.store(made + columns, total, mask=columns < width)
 
 
+_cast, _order, _add_up = map(Launches, (cast_rows, order_and_clear, add_up_rows))
+
+
 def rows_of(indices: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """indices: [positions], 1 or more; table: [rows, width], of which each row is contiguous -> [positions, width]."""
     count, (rows, width) = indices.numel(), table.shape
     found = table.new_empty((count, width), dtype=dtype)
     grid, sizes = cast_tiles(count, width)
-    with torch.cuda.device(table.device):
-        cast_rows[grid](
-            indices, table, found, count, width, table.stride(0), rows, **sizes, num_warps=4, sanitize_overflow=False
-        )
+    constants = {**sizes, "num_warps": 4, "sanitize_overflow": False}
+    _cast(grid, (indices, table, found), (count, width, table.stride(0), rows), constants)
     return found
 
 
@@ -168,17 +170,17 @@ def cast_tiles(count: int, width: int) -> tuple[tuple[int, int], dict[str, int]]
 def gradient_of(indices: torch.Tensor, gradient: torch.Tensor, rows: int) -> torch.Tensor:
     """indices: [positions], contiguous; gradient: [positions, width], contiguous -> [rows, width] of float32."""
     count, width = gradient.shape
-    with torch.cuda.device(gradient.device):
-        if is_compared(count, device_here(gradient.device)):
-            made = gradient.new_empty((rows, width), dtype=torch.float32)
-            ordered, positions = indices.new_empty((2, count), dtype=torch.int32)
-            grid, sizes = order_tiles(count, rows, width)
-            order_and_clear[grid](indices, ordered, positions, made, count, rows, made.numel(), **sizes, num_warps=4)
-        else:
-            ordered, positions = torch.sort(indices.to(torch.int32), stable=True)
-            made = gradient.new_zeros((rows, width), dtype=torch.float32)
-        grid = (count, triton.cdiv(width, SUMS["COLUMNS"]))
-        add_up_rows[grid](ordered, positions, gradient, made, count, width, **SUMS, num_warps=4)
+    if is_compared(count, device_here(gradient.device)):
+        made = gradient.new_empty((rows, width), dtype=torch.float32)
+        ordered, positions = indices.new_empty((2, count), dtype=torch.int32)
+        grid, orderers = order_tiles(count, rows, width)
+        numbers = count, rows, made.numel(), orderers
+        _order((grid,), (indices, ordered, positions, made), numbers, {**ORDERED, "num_warps": 4})
+    else:
+        ordered, positions = torch.sort(indices.to(torch.int32), stable=True)
+        made = gradient.new_zeros((rows, width), dtype=torch.float32)
+    tiles = count, triton.cdiv(width, SUMS["COLUMNS"])
+    _add_up(tiles, (ordered, positions, gradient, made), (count, width), {**SUMS, "num_warps": 4})
     return made
 
 
@@ -187,7 +189,7 @@ def is_compared(count: int, device: Device) -> bool:
     return COMPARED * count * count / device.rates.issued <= SORT_KERNELS * device.rates.launched
 
 
-def order_tiles(count: int, rows: int, width: int) -> tuple[tuple[int], dict[str, int]]:
-    """Grid and sizes of ``order_and_clear``."""
+def order_tiles(count: int, rows: int, width: int) -> tuple[int, int]:
+    """Programs of ``order_and_clear``, and how many of them put indices in order."""
     orderers = -(-count // ORDERED["ROWS"])
-    return (orderers + -(-rows * width // ORDERED["CLEARED"]),), {"orderers": orderers, **ORDERED}
+    return orderers + -(-rows * width // ORDERED["CLEARED"]), orderers

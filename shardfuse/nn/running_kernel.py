@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .triton_launch import Launches
+
 BLOCK = 1024
 
 
@@ -36,6 +38,10 @@ def move_statistics(
             tl.store(count_ptr, tl.load(count_ptr) + 1)
 
 
+_launch = Launches(move_statistics)
+_COUNTED, _UNCOUNTED = ({"IS_COUNTED": there, "BLOCK": BLOCK, "num_warps": 4} for there in (True, False))
+
+
 def move(
     mean: torch.Tensor,
     variance: torch.Tensor,
@@ -46,8 +52,6 @@ def move(
 ) -> None:
     """Statistics: [channels], contiguous, those of the batch in float32; count: of int64, or None to count nothing."""
     size = mean.numel()
-    with torch.cuda.device(mean.device):
-        move_statistics[(triton.cdiv(size, BLOCK),)](
-            mean, variance, batch_mean, batch_variance, mean if count is None else count, size, float(momentum),
-            IS_COUNTED=count is not None, BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
+    tensors = mean, variance, batch_mean, batch_variance, mean if count is None else count
+    constants = _COUNTED if count is not None else _UNCOUNTED
+    _launch((-(-size // BLOCK),), tensors, (size, float(momentum)), constants)

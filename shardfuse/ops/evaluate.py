@@ -6,7 +6,7 @@ they are collectives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import cast
@@ -130,22 +130,28 @@ def _of_one(
             return x.to(out.dtype.torch)
         case Set():
             return x.clone()
-        case Relabel() | Reshape() | Squeeze():
-            return x.reshape(shape)
-        case Broadcast():
-            for k, new in enumerate(op.new):
-                x = x.unsqueeze(k) if new else x
-            return x.expand(shape)
-        case Expand():
-            return x.expand(shape)
-        case Permute():
-            return x.permute(op.dims)
+        case Relabel() | Reshape() | Squeeze() | Broadcast() | Expand() | Permute():
+            return view_of(op, shape)(x)
         case Window():
             return _window(x, shape, op.reads)
         case Reduce():
             return REDUCTION_TABLE[op.kind].torch(x, op.axes, out.dtype).reshape(shape)
         case StreamSlice():
             return _stream_slice(expr, op.stream, x, rank).reshape(shape)
+
+
+def view_of(op: ViewOp | Relabel, shape: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives the result of ``op``, of local ``shape``, for its one tensor; a call of it asks torch alone."""
+    match op:
+        case Relabel() | Reshape() | Squeeze():
+            return lambda x: x.reshape(shape)
+        case Broadcast():
+            before = tuple(slice(None) if not new else None for new in op.new)
+            return lambda x: x[before].expand(shape)
+        case Expand():
+            return lambda x: x.expand(shape)
+        case Permute():
+            return lambda x: x.permute(op.dims)
 
 
 def _check_indices(expr: Expr, values: Sequence[torch.Tensor | Number], of: Indexed) -> None:

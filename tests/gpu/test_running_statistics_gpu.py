@@ -49,6 +49,20 @@ def test_launches() -> None:
         assert count_kernels(lambda kept=kept: batch_norm(x, *kept, training=True)) == 2
 
 
+@pytest.mark.parametrize("channels", [16, 17])
+def test_statistics_that_begin_between_two_words(channels: int) -> None:
+    """After such as do not, and before: a kernel that was compiled for aligned ones is not theirs."""
+    x = torch.randn(4, channels, 5, 5, device="cuda")
+    whole = [torch.zeros(channels + 4, device="cuda") for _ in KEPT]
+    for start in (0, 1, 0, 2, 1, 4):
+        kept = [t[start : start + channels].zero_() for t in whole]
+        wide = [torch.zeros(channels, device="cuda", dtype=torch.float64) for _ in KEPT]
+        batch_norm(x, *kept, training=True)
+        torch.nn.functional.batch_norm(x.double(), *wide, training=True)
+        for found, right in zip(kept, wide, strict=True):
+            assert_near(found, right, n=4, terms=right.abs() + 1, what=f"from {start} on")
+
+
 def test_autograd_sees_that_they_are_written() -> None:
     norm = BatchNorm2d(8, device="cuda")
     before = [t._version for t in norm.buffers()]

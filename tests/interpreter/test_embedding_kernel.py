@@ -48,11 +48,12 @@ def test_order_is_that_of_a_stable_sort(
     monkeypatch.setitem(kernels.ORDERED, "CLEARED", 1024)  # several programs of zeros
     torch.manual_seed(count)
     indices = torch.randint(rows, (count,), dtype=kind)
-    grid, sizes = kernels.order_tiles(count, rows, width)
+    programs, orderers = kernels.order_tiles(count, rows, width)
     ordered, positions = (torch.full((count + 2,), -7, dtype=torch.int32) for _ in range(2))
     made = torch.full((rows * width + 2,), torch.nan)
     orders, zeros = (ordered[1:-1], positions[1:-1]), made[1:-1]
-    kernels.order_and_clear[grid](indices, *orders, zeros, count, rows, zeros.numel(), **sizes)
+    numbers = count, rows, zeros.numel(), orderers
+    kernels.order_and_clear[(programs,)](indices, *orders, zeros, *numbers, **kernels.ORDERED)
     assert all(map(torch.equal, orders, (t.int() for t in torch.sort(indices, stable=True))))
     assert not zeros.any()
     assert made[[0, -1]].isnan().all()

@@ -30,7 +30,7 @@ WIDTHS = (torch.float64, torch.float32)
 NORMS = {
     "batch norm": (lambda **where: nn.BatchNorm2d(6, EPS, input=Shard(0), **where), (32, 6, 56, 56), 0, 0),
     "group norm": (lambda **where: nn.GroupNorm(2, 8, EPS, input=Shard(2), **where), (2, 8, 128, 256), 2, 2),
-    "uneven group norm": (lambda **where: nn.GroupNorm(2, 8, EPS, input=Shard(2), **where), (2, 8, 97, 512), 2, 2),
+    "uneven group norm": (lambda **where: nn.GroupNorm(2, 8, EPS, input=Shard(2), **where), (2, 8, 97, 256), 2, 2),
 }
 """By name: the module, the sizes of the whole, the dim that ranks share, groups. One has more than 64 KB on a rank."""
 
