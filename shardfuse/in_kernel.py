@@ -10,30 +10,23 @@ says why, and the collective stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
-from .analysis.communication_table import Collective, communication_of, local_bytes
+from .analysis.communication_table import Collective, communication_of
 from .compiler import Plan, PlannedSegment
-from .device import Device
+from .in_kernel_sums import EXCHANGE, all_ranks, needed_elsewhere, reduced_within
 from .ir.expr import BoundTensor, Expr
 from .ir.op import Reduce
 from .mesh import DeviceMesh, ParallelType
-from .schedulers import kernels_of, makes_kernels
-from .schedulers.choice import choose_scheduler
+from .schedulers import makes_kernels
 from .schedulers.exchange_forms import why_not_by_default
 from .schedulers.features import features_or_refusal
-from .schedulers.plan import KernelPlan, RankExchange
-from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
+from .schedulers.plan import KernelPlan
+from .schedulers.rank_exchange import Exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
 from .schedulers.rank_scatter import Scattered, made_and_gathered, scattered
-from .segments.segment import Segment, leading_to, segment_of
-
-_READ_TWICE = 16 * 2**20
-"""Bytes that are in L2 when a second kernel reads them: the column sums of a norm's backward are such a one."""
-EXCHANGE = "exchange"
-"""The scheduler of a segment whose ranks exchange words inside of its kernel."""
-
+from .segments.segment import Segment
 
 WhyApart = Callable[[DeviceMesh, ParallelType], str | None]
 """Why ranks along a dimension of a mesh cannot exchange words; ``None`` where they can."""
@@ -166,103 +159,9 @@ def _joined(
     if not kinds.isdisjoint((Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)):
         return _scattered_within(plan, segments, k)
     if isinstance(exprs[0].op, Reduce):
-        return _reduced_within(plan, segments, k, is_by_default=is_by_default)
+        return reduced_within(plan, segments, k, is_by_default=is_by_default)
     found = _sent_within(plan, segments, k)
     return found if not isinstance(found, str) else _made_within(plan, segments, k) or found
-
-
-def _reduced_within(
-    plan: Plan, segments: Sequence[PlannedSegment], k: int, *, is_by_default: bool
-) -> list[PlannedSegment] | str:
-    """``segments`` with the all-reduce ``k`` inside of a kernel, or why it is not."""
-    call = segments[k].segment
-    makers = [i for i, s in enumerate(segments[:k]) if not set(s.segment.outputs).isdisjoint(call.inputs)]
-    readers = [i for i, s in enumerate(segments) if i > k and not set(s.segment.inputs).isdisjoint(call.outputs)]
-    if len(makers) != 1 or not readers:
-        return "what it reduces is not made by one kernel and read by another"
-    before, after = segments[makers[0]], segments[readers[0]]
-    if not all(s.scheduler == EXCHANGE or makes_kernels(s.scheduler) for s in (before, after)):
-        return "what it reduces is not made by one kernel and read by another"
-    if any(s.like is not None for s in segments):  # they are known by their numbers
-        return "it is a chunk's of a stream"
-    made = {*before.segment.outputs, *call.outputs}
-    between = [s for i, s in enumerate(segments) if makers[0] < i < readers[0] and i != k]
-    if any(not made.isdisjoint(s.segment.inputs) for s in between):
-        return "a segment between its kernels reads what they make"
-    mesh = call.exprs[0].output.domain.mesh
-    if mesh is None or set(mesh.ranks) != _all_ranks(plan):
-        return "some ranks of the program are not on its mesh"
-    needed = _needed(plan, segments, (before, segments[k], after))
-    known = next((p.exchange for p in before.kernels), None)
-    if any(p.exchange is not None for p in after.kernels):
-        return "the kernel that reads it exchanges something else"
-    refusal: str | None = None
-    for own, reader, beside, behind in _ways(before.segment, call, after.segment, known, plan.device):
-        read = {*needed, *(t for s in behind for t in s.segment.inputs)}
-        found, why = _asked(exchanged(own, known, call, reader, read), plan.device)
-        if why is None and not isinstance(found, str):
-            planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
-            instead = {makers[0]: beside, k: [], readers[0]: [planned, *behind]}
-            why = next(filter(None, map(why_not_by_default, planned.kernels)), None) if is_by_default else None
-            if why is None:
-                return [new for i, s in enumerate(segments) for new in instead.get(i, [s])]
-        refusal = refusal or why
-    return f"no kernel exchanges it: {refusal}"
-
-
-def _ways(
-    before: Segment, call: Segment, after: Segment, known: RankExchange | None, device: Device
-) -> Iterator[tuple[Segment, Segment, list[PlannedSegment], list[PlannedSegment]]]:
-    """What one kernel may do of ``before`` and ``after``, and segments of the rest of either; at first all of both."""
-    yield before, after, [], []
-    own, rest = _parted(before, call, device) if known is None else (before, None)
-    if rest is not None:
-        yield own, after, [rest], []
-    own, rest = _of_rows(after, call, device)
-    if rest is not None:
-        yield before, own, [], [rest]
-
-
-def _asked(found: Exchanged | str, device: Device) -> tuple[Exchanged | str, str | None]:
-    """What was found, with why no kernel does it."""
-    return found, found if isinstance(found, str) else why_not(found, device)
-
-
-def _parted(before: Segment, call: Segment, device: Device) -> tuple[Segment, PlannedSegment | None]:
-    """What makes the arguments of ``call``, and what makes the rest, where reading the inputs twice is cheap."""
-    others = [t for t in before.outputs if t not in call.inputs]
-    if not others or sum(map(local_bytes, before.inputs)) > _READ_TWICE:
-        return before, None
-    exprs = leading_to(before.exprs, others)
-    rest = Segment.of(exprs, others)
-    name, refusals = choose_scheduler(rest, device)
-    if name is None or not makes_kernels(name):
-        return before, None
-    own = segment_of(before.exprs, call.inputs)
-    return own, PlannedSegment(rest, name, refusals, kernels_of(name, rest, device))
-
-
-def _of_rows(after: Segment, call: Segment, device: Device) -> tuple[Segment, PlannedSegment | None]:
-    """What of ``after`` is made of each row that ``call`` has a number for, and what adds such numbers up.
-
-    A loss that is the mean of rows is one: the kernel that exchanges has a row at a time, and another reads what few
-    numbers it has made of them.
-    """
-    rows = max(t.domain.local_elements for t in call.outputs)
-    late: list[Expr] = []
-    for e in after.exprs:
-        made = {t for x in late for t in x.outputs}
-        if isinstance(e.op, Reduce) or not made.isdisjoint(e.tensors):
-            late.append(e)
-    rest = Segment.of(late, after.outputs)
-    if not late or any(t.domain.local_elements > rows for t in rest.inputs):
-        return after, None
-    name, refusals = choose_scheduler(rest, device)
-    if name is None or not makes_kernels(name):
-        return after, None
-    behind = {t for e in late for t in e.outputs}
-    own = segment_of(after.exprs, [t for t in (*after.outputs, *rest.inputs) if t in after.maker and t not in behind])
-    return own, PlannedSegment(rest, name, refusals, kernels_of(name, rest, device))
 
 
 def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
@@ -275,13 +174,13 @@ def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
     if any(s.like is not None for s in segments):  # they are known by their numbers
         return "it is a chunk's of a stream"
     mesh = call.exprs[0].output.domain.mesh
-    if mesh is None or set(mesh.ranks) != _all_ranks(plan):
+    if mesh is None or set(mesh.ranks) != all_ranks(plan):
         return "some ranks of the program are not on its mesh"
     made = {t for s in readers[:-1] for t in s.segment.outputs}
     between = [segments[i] for i in range(places[0], places[-1]) if i not in places]
     if any(not made.isdisjoint(s.segment.inputs) for s in between):
         return "a segment between its kernels reads what they make"
-    needed = _needed(plan, segments, readers)
+    needed = needed_elsewhere(plan, segments, readers)
     found = gathered(call, _together([s.segment for s in readers], needed), needed)
     refusal = found if isinstance(found, str) else why_not(found, plan.device)
     if refusal is not None or isinstance(found, str):
@@ -315,7 +214,7 @@ def _scattered_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) ->
         return "what its reader makes is not gathered, by one call"
     (after,) = gathers
     together = (call, own, after)
-    found = scattered(call.segment, own.segment, after.segment, _needed(plan, segments, together))
+    found = scattered(call.segment, own.segment, after.segment, needed_elsewhere(plan, segments, together))
     return _with_gather(plan, segments, together, found)
 
 
@@ -328,7 +227,7 @@ def _with_gather(
     if any(s.is_beside for s in together):
         return "it runs beside other kernels, as a collective does"
     mesh = together[-1].segment.exprs[0].output.domain.mesh
-    if mesh is None or set(mesh.ranks) != _all_ranks(plan):
+    if mesh is None or set(mesh.ranks) != all_ranks(plan):
         return "some ranks of the program are not on its mesh"
     refusal = joined if isinstance(joined, str) else why_not(joined.found, plan.device)
     if refusal is not None or isinstance(joined, str):
@@ -354,18 +253,8 @@ def _made_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
     space = features_or_refusal(own.segment, plan.device)
     if isinstance(space, str) or space.phases < 2:  # a norm does, whose rows are held anyway
         return space if isinstance(space, str) else "it reduces no rows"
-    found = made_and_gathered(own.segment, call.segment, _needed(plan, segments, (own, call)))
+    found = made_and_gathered(own.segment, call.segment, needed_elsewhere(plan, segments, (own, call)))
     return _with_gather(plan, segments, (own, call), found)
-
-
-def _needed(plan: Plan, segments: Sequence[PlannedSegment], but: Sequence[PlannedSegment]) -> set[BoundTensor]:
-    """What other segments than these read, and callers."""
-    rest = [s for s in segments if all(s is not own for own in but)]
-    return {*plan.fusion.outputs, *(t for s in rest for t in s.segment.inputs)}
-
-
-def _all_ranks(plan: Plan) -> set[int]:
-    return {rank for t in plan.fusion.tensors() if t.domain.mesh is not None for rank in t.domain.mesh.ranks}
 
 
 def _with_readers(plan: Plan, segments: list[PlannedSegment]) -> list[PlannedSegment]:
@@ -384,7 +273,7 @@ def _with_next_reader(plan: Plan, segments: list[PlannedSegment], k: int) -> lis
     after = next((s for s in segments[k + 1 :] if not made.isdisjoint(s.segment.inputs)), None)
     if after is None or not makes_kernels(after.scheduler):
         return None
-    needed = _needed(plan, segments, (own, after))
+    needed = needed_elsewhere(plan, segments, (own, after))
     segment = _together([own.segment, after.segment], needed)
     exchange = own.kernels[0].exchange
     assert exchange is not None, "it exchanges"

@@ -186,18 +186,22 @@ def test_what_no_kernel_exchanges_says_why() -> None:
     assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)
     assert "67117056 bytes is more than 67108864" in refused(define("rms_norm", 8192, 2, BF16), 8193)
-    assert "bytes is more than 67108864" in refused(define(LOSS, 32770, 2, BF16), 4096)
-    assert "in 2 phases, are more than 524288" in refused(define("rms_norm", 2 * 140000, 2, BF16), 8)
+    assert "bytes is more than 67108864" in refused(define(LOSS, 32768, 2, BF16), 4096)
+    assert "560000 bytes of a row that one program reads take 16 us" in refused(define("rms_norm", 280000, 2, BF16), 8)
+    assert "393216 bytes of a row that one program reads take 13 us" in refused(define("softmax", 131072, 2, BF16), 8)
+    assert "101 rows, which no program holds, are more than the 100" in refused(
+        define("rms_norm", 131076, 2, BF16), 101
+    )
     blocks = define("float8 of columns, block", 128 * 600, 2, BF16)
     assert "bytes of input, more than 65536" in " ".join(plan_of(blocks, 8).in_kernel)
     assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
 
 
 def test_what_reads_rows_again_does_not_spill() -> None:
-    """Few rows, which have all warps of a multiprocessor, and many; weights of groups are numbers of a turn."""
-    plans = [kernel_of(plan_of(define(LOSS, 40000, 2, BF16), rows)) for rows in (3, 300)]
-    plans += [kernel_of(plan_of(define("add_rms_norm", 80000, 2, BF16), 300)), *(norm.plan() for norm in LONG)]
-    assert [plan.schedule.launch.warps for plan in plans[:2]] == [16, 8]
+    """A row has all warps of a multiprocessor; weights of groups are numbers of a turn."""
+    plans = [kernel_of(plan_of(define(LOSS, 40000, 2, BF16), rows)) for rows in (3, 100)]
+    plans += [kernel_of(plan_of(define("add_rms_norm", 80000, 2, BF16), 100)), *(norm.plan() for norm in LONG)]
+    assert [plan.schedule.launch.warps for plan in plans] == [16] * len(plans)
     assert [plan.schedule.reduced for plan in plans[-2:]] == [512, 512]
     made = compile_all([generate(p, {t: t.domain.layout(0) for t in p.segment.tensors}, 0) for p in plans])
     assert [resources.spills for resources in made] == [0] * len(plans)
@@ -236,8 +240,10 @@ def test_the_longest_rows_that_a_program_holds(n: int) -> None:
     assert made.spills == 0
 
 
-def test_rows_that_are_held_are_exchanged_by_default() -> None:
-    """A product beside a norm, of 80 KB a row together: the norm's own are 40, and the product is another kernel."""
+@pytest.mark.parametrize("rows", [100, 101])
+def test_a_product_beside_a_norm(rows: int) -> None:
+    """Of 80 KB a row together.  Where each row has a multiprocessor they are one kernel, which reads rows again; else
+    the norm, of 40 KB, is one that holds them, and the product another."""
     with FusionDefinition() as fd:
         given, other = (fd.define_tensor([-1, 40000], contiguity=True, dtype=BF16) for _ in range(2))
         x, y = (fd.ops.cast(t, DataType.Float) for t in (given, other))
@@ -247,11 +253,13 @@ def test_rows_that_are_held_are_exchanged_by_default() -> None:
     for tv in (given, other):
         cut_columns(tv, 2, 40000)
     settle_inputs(fd.fusion)
-    sizes = {i.val: (3, 40000) for i in fd.fusion.inputs}
+    sizes = {i.val: (rows, 40000) for i in fd.fusion.inputs}
     plan = compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True)
     for is_by_default in (True, False):
-        ((_, kernel),) = exchanging(with_exchanges(plan, is_by_default=is_by_default))
-        assert kernel.schedule.is_held == is_by_default
+        made = with_exchanges(plan, is_by_default=is_by_default)
+        ((_, kernel),) = exchanging(made)
+        kernels = [p for segment in made.segments for p in segment.kernels]
+        assert (kernel.schedule.is_held, len(kernels)) == ((True, 2) if rows > 100 else (False, 1))
 
 
 def test_parts_of_an_all_reduce_are_exchanged_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..schedulers.exchange_room import LEFT_FREE, free_multiprocessors
 from ..schedulers.plan import KernelPlan, RankExchange
-from ..schedulers.rank_exchange import LEFT_FREE, free_multiprocessors
 from .mesh_exchange import SLOTS
 from .source import MAILBOX, KernelSource
 from .statements import Branch, Loop, Statement, While

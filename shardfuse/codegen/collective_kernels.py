@@ -27,9 +27,9 @@ from ..device import WARP, Device
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
+from ..schedulers.exchange_room import free_multiprocessors
 from ..schedulers.limits import power_of_two, power_of_two_within
 from ..schedulers.plan import RankExchange
-from ..schedulers.rank_exchange import free_multiprocessors
 from . import narrow
 from .arithmetic import TRITON_TYPE
 from .claims import FIRST, ROOM, claim_helpers, grid_of, program_loops

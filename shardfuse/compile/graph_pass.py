@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 from ..base_error import ShardfuseError
 from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
-from ..in_kernel import EXCHANGE
+from ..in_kernel_sums import EXCHANGE
 from . import cast_lowering
 from .aten_collectives import collective_text
 from .cast_op import join_casts

@@ -296,11 +296,13 @@ class Loops:
     grouped_bytes: int = 8192
     """Bytes of all inputs in a tile of columns in groups: group norm of 1 x 512 x 256 x 256, channels-last, took 63
     us so, with half of it 66; of 2 x 320 x 128 x 128, with 5 KB, 31, twice as much 38."""
-    read_again: int = 512 << 10
-    """Bytes that a program reads of a row in all phases up to which that beats collectives between kernels: 12 us by 16
-    warps of a multiprocessor. Group norm of 2 x 320 x 128 x 128, sharded by rows, three phases of 164 KB, took 17.6 us
-    beside its peer on one GPU, where its two kernels take 11.8 and a collective 9 or more; of 1 x 512 x 256 x 256, of
-    1 MB, 102 and 28."""
+    read_alone: float = 42e3
+    """Bytes that a program of 16 warps, alone on its multiprocessor, reads in a microsecond of a row that it reads
+    again in each phase. In a graph, over two ranks, RMSNorm of 8 x 131072, two phases of 128 KB, took 10.2 us, group
+    norm of 2 x 320 x 128 x 128 by rows, three of 164 KB, 16.3, softmax of 8 x 131072, three of 128 KB, 17.9."""
+    two_kernels: float = 12.0
+    """Microseconds of two kernels with a collective of a number for each row between them, but for the rows. Those
+    three took 10.0, 19.5 and 15.2 us so, batch norm of 32 x 64 x 56 x 56 19.2, and 16.0 in one kernel."""
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,9 @@ from ..mesh import DeviceMesh, ParallelType
 from ..mesh.groups import Team
 from ..mesh.symmetric import Arena, arena
 from ..rank_errors import CapturedCollectiveError
+from ..schedulers.exchange_room import free_multiprocessors
 from ..schedulers.plan import RankExchange
-from ..schedulers.rank_exchange import MOST_RANKS, free_multiprocessors
+from ..schedulers.rank_exchange import MOST_RANKS
 from .agreement import agreed
 from .collective_calls import is_one_step
 from .comparison import digest

@@ -31,7 +31,7 @@ from ..executor.symmetric_slots import (
 from ..in_kernel import exchanging, with_exchanges
 from ..mesh.groups import default_group, stages_through_host, world_size
 from ..mesh.own_device import own_gpu
-from ..schedulers.rank_exchange import LEFT_FREE
+from ..schedulers.exchange_room import LEFT_FREE
 from .bound_call import BoundCall
 
 _NEVER = 1 << 62

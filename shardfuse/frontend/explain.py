@@ -10,7 +10,7 @@ from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
 from ..device import Device
 from ..executor.stream_chunks import places_of
-from ..in_kernel import EXCHANGE
+from ..in_kernel_sums import EXCHANGE
 from ..ir.op import StreamCat
 from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS

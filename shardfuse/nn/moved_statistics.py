@@ -6,13 +6,17 @@ from typing import cast
 
 import torch
 
-from .tensor_kinds import are_torchs
+from ..executor.tensor_guard import Check, check_of
+from .tensor_kinds import are_torchs, modes
 
 Statistics = tuple[torch.Tensor, ...]
 """Mean and unbiased variance of each channel."""
+_KEPT = 256
+"""Sizes for which it is known what tensors one kernel moves."""
+_one_kernels: dict[tuple[int, torch.Size], Check] = {}
+"""By how many tensors there are, and the shape of the first: are they like some that one kernel moved before?"""
 
 
-@torch.no_grad()
 def move_towards(
     running: Statistics, batch: Statistics, momentum: float | None, count: torch.Tensor | None = None
 ) -> None:
@@ -29,6 +33,11 @@ def move_towards(
         changed = running if count is None else (*running, count)
         torch.autograd.graph.increment_version([t for t in changed if not t.is_inference()])
         return
+    _move_by_torch(running, batch, momentum, count)
+
+
+@torch.no_grad()
+def _move_by_torch(running: Statistics, batch: Statistics, momentum: float | None, count: torch.Tensor | None) -> None:
     if count is not None:
         count.add_(1)
     if momentum is None and count is None:
@@ -44,9 +53,26 @@ def move_towards(
 
 
 def _is_for_one_kernel(running: Statistics, batch: Statistics, count: torch.Tensor | None) -> bool:
-    """Are they plain tensors on one GPU, which may be written to?  Momentum is float32 in a kernel."""
+    """Are they plain tensors on one GPU, which may be written to?"""
     if torch.compiler.is_compiling() or len(batch) != 2:
         return False
+    everything = (*running, *batch) if count is None else (*running, *batch, count)
+    key = len(everything), running[0].shape
+    known = _one_kernels.get(key)
+    if known is not None and known(*everything) and not modes():
+        return True
+    if not _may_be_moved(running, batch, count):
+        return False
+    check = check_of(everything)
+    if check is not None:
+        if len(_one_kernels) >= _KEPT:
+            _one_kernels.clear()
+        _one_kernels[key] = check
+    return True
+
+
+def _may_be_moved(running: Statistics, batch: Statistics, count: torch.Tensor | None) -> bool:
+    """As ``_is_for_one_kernel``, asked of each of them.  Momentum is float32 in a kernel."""
     changed = running if count is None else (*running, count)
     everything = (*changed, *batch)
     if not are_torchs(everything) or not running[0].is_cuda or len({t.device for t in everything}) > 1:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from .plan import KernelPlan
+from .rows_read_again import has_nothing_somewhere
 
 
 class Form(Enum):
@@ -26,6 +27,7 @@ class Form(Enum):
     FURTHER = "rows that each of more than two ranks makes"
     BLOCKS = "rows with reductions of each of their blocks"
     LONG = "statistics of rows that are read again, as no program holds them"
+    NONE_SOMEWHERE = "statistics of rows of which some rank has nothing"
 
 
 HAVE_RUN: Mapping[Form, str] = {
@@ -37,6 +39,7 @@ HAVE_RUN: Mapping[Form, str] = {
     Form.BLOCKS: "2 x H200, 2026-11-28",
     Form.SCATTERED: "2 x H200, 2026-11-28",
     Form.GATHERED: "2 x H200, 2026-11-28",
+    Form.LONG: "2 x H200, 2026-11-29",
 }
 """On which GPUs, and when."""
 
@@ -50,7 +53,7 @@ def exchanged_form(plan: KernelPlan) -> Form:
         of_two = Form.GATHERED if exchange.sent is None else Form.SCATTERED
         return of_two if exchange.ranks == 2 else Form.FURTHER
     if not plan.schedule.is_held:
-        return Form.LONG
+        return Form.NONE_SOMEWHERE if has_nothing_somewhere(plan.space, exchange) else Form.LONG
     if exchange.sent is not None:
         return Form.ROWS if exchange.is_in_rows else Form.WORDS
     if exchange.is_alike:

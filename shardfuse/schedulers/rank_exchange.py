@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from ..analysis.communication_table import Collective, communication_of, local_bytes
 from ..analysis.sharding import is_even
 from ..device import Device
-from ..ir.digits import extent
 from ..ir.domain import without
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
@@ -33,21 +32,15 @@ from ..ir.op import Cast, Iota, Pointwise, Reduce, Set, View, is_reduction
 from ..mesh import DeviceMesh
 from ..segments.segment import Segment, touches_empty
 from ..segments.space import Space, analysed
+from .exchange_room import MANY_WARPS, WARPS_OF_ROWS, free_multiprocessors
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
-from .looped import in_loop
 from .persistent import by_one_program, in_registers, in_whole_blocks, too_long
 from .plan import KernelPlan, RankExchange
-from .resources import within_shared
+from .rows_read_again import has_nothing_somewhere, read_again, why_not_read_again
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
 
-LEFT_FREE = 32
-"""Multiprocessors on which no program of a plan is expected: as many as NCCL takes for one process group, see
-``mesh/gpu_room.py``.  Where there are more groups, fewer programs of a plan run at a time (``RankExchange``)."""
-_WARPS, _MANY_WARPS = 16, 32
-"""Warps of a multiprocessor that are resident whatever the compiler does, as a thread is given no more registers than
-its registers divided by them: 128 and 64 on an H200.  The first holds the longest rows without a spill."""
 _SHORT = 16
 """Values of a short row that a thread holds: two loads of 16 bytes of a 16-bit type, under way at once."""
 MOST_RANKS = 8
@@ -59,11 +52,6 @@ _ONE_BY_ONE = (Pointwise, Cast, Set, View)
 """Ops that make a number of one of each argument."""
 _MOST_ROWS = 1 << 16
 """Rows with slots of their own.  Of 8 ranks and two statistics they take 16 MB, a quarter of the arena."""
-
-
-def free_multiprocessors(multiprocessors: int) -> int:
-    """Those of a GPU with so many that NCCL leaves where it has one process group."""
-    return max(multiprocessors - LEFT_FREE, 1)
 
 
 @dataclass(frozen=True)
@@ -141,8 +129,10 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     if not space.is_inner or space.walked or space.in_columns.grouped:
         return "what is reduced is not innermost"
     sent = exchange.sent or exchange.gathered
-    is_again = sent is None and _is_read_again(space, exchange)
-    refusal = _why_not_again(space, exchange) if is_again else too_long(space)
+    if sent is None and _is_read_again(space, exchange):
+        refusal = why_not_read_again(space, exchange, is_too_long=_is_too_long(space))
+    else:
+        refusal = too_long(space)
     if refusal is not None:
         return refusal
     if space.kept > _MOST_ROWS:
@@ -158,47 +148,14 @@ def why_not(found: Exchanged, device: Device) -> str | None:
 
 
 def _is_read_again(space: Features, exchange: RankExchange) -> bool:
-    """Do registers not hold the rows of statistics, or not with the places of their elements, or has a rank none?"""
-    if too_long(space) is not None or _has_nothing_somewhere(space, exchange):
-        return True
-    return _is_indexed(space) and space.reduced > _indexed_held(space.device) * WARP * _WARPS
+    """Do registers not hold the rows of statistics, or has a rank nothing of them?"""
+    return _is_too_long(space) or has_nothing_somewhere(space, exchange)
 
 
-def _why_not_again(space: Features, exchange: RankExchange) -> str | None:
-    """Why reading each row again takes longer than the collectives that it spares, or cannot be done."""
-    if space.block:
-        return too_long(space) or "some rank has nothing of its rows, which are cut into blocks"
-    single = next((t for t in space.segment.tensors if _is_of_one_or_none(t, exchange)), None)
-    if single is not None:
-        return f"{single} has one element along a dim of some ranks, and none of others"
-    read, most = space.phases * space.row_bytes, space.tuned.loops.read_again
-    if read > most:
-        return f"{read} bytes of a row, which one program would read in {space.phases} phases, are more than {most}"
-    run = _run_of_one(space)
-    if run % (_WARPS * WARP):
-        return f"{run} elements, which is no multiple of {_WARPS * WARP}, have one weight, and rows are read in a loop"
-    return None
-
-
-def _run_of_one(space: Features) -> int:
-    """Elements of a row that lie one behind the other and have one number, where a weight has one for several: a loop
-    that reads it element by element took 59 us for 2 x 640 x 64 x 64, with 128 x 128 pixels 18 (H200)."""
-    own = [a for t in space.beside if space.has_x(t) for a in space.atoms[t]]
-    last = max((k for k, a in enumerate(space.r) if a in own), default=-1)
-    return extent(space.r[last + 1 :]) if last >= 0 else _WARPS * WARP
-
-
-def _read_again(space: Features) -> Schedule:
-    """A row for each program, in a loop for each phase: by ``_WARPS`` on an under-occupied grid, so that many loads are
-    under way."""
-    schedule = in_loop(space)
-    is_alone = space.kept <= free_multiprocessors(space.device.multiprocessors)
-    warps = min(_WARPS if is_alone else schedule.launch.warps, max(power_of_two(space.reduced) // WARP, 1))
-    block = min(schedule.reduced * max(warps // schedule.launch.warps, 1), power_of_two(space.reduced))
-    if space.is_by_sample:
-        run = _run_of_one(space)
-        block = min(block, run & -run)
-    return within_shared(space, schedule.sized(kept=1, reduced=block).with_warps(warps))
+def _is_too_long(space: Features) -> bool:
+    """Do registers not hold a row, or not with the places of its elements?"""
+    is_held = not _is_indexed(space) or space.reduced <= _indexed_held(space.device) * WARP * WARPS_OF_ROWS
+    return too_long(space) is not None or not is_held
 
 
 def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
@@ -248,34 +205,34 @@ def _held(device: Device, warps: int) -> int:
 
 
 def _indexed_held(device: Device) -> int:
-    """Elements of a row of a thread of ``_WARPS``, where each is compared with its place, as that of a target is.
+    """Elements of a row of a thread of ``WARPS_OF_ROWS``, where each is compared with its place, as a target's is.
 
-    Element and place take a register each: with more, or with as many of ``_MANY_WARPS``, the compiler spills 264 to
+    Element and place take a register each: with more, or with as many of ``MANY_WARPS``, the compiler spills 264 to
     696 bytes of a thread (sm_90).
     """
-    return _held(device, _WARPS) // 2
+    return _held(device, WARPS_OF_ROWS) // 2
 
 
 def _indexed(schedule: Schedule, space: Features) -> Schedule:
     """``schedule`` with so many warps that threads hold a row with the places of its elements."""
     warps = max(schedule.launch.warps, power_of_two(-(-space.reduced // (_indexed_held(space.device) * WARP))))
-    return replace(schedule, launch=replace(schedule.launch, warps=min(warps, _WARPS), registers=None))
+    return replace(schedule, launch=replace(schedule.launch, warps=min(warps, WARPS_OF_ROWS), registers=None))
 
 
 def _in_fewest_turns(space: Features, device: Device, *, is_sent: bool) -> Schedule:
     """A row for each program, with as many warps as one GPU alone takes, or fewer where more rows then wait at once.
 
     A turn is a wait for the other ranks, which takes as long for a row of many warps as for one of few.  Where rows
-    that are not sent could wait at once only with less than the registers that ``_WARPS`` leave, half as many warps
-    have them rather: RMSNorm of 512 x 8192 took 5.8 us so, else 6.3 (2 x H200, bfloat16, in a CUDA graph).
+    that are not sent could wait at once only with less than the registers that ``WARPS_OF_ROWS`` leave, half as many
+    warps have them rather: RMSNorm of 512 x 8192 took 5.8 us so, else 6.3 (2 x H200, bfloat16, in a CUDA graph).
     """
     most, least = by_one_program(space), in_registers(space)
     schedule = least if _turns(least, space, device) < _turns(most, space, device) else most
     if is_sent or schedule.launch.warps > least.launch.warps:
         return schedule
     halved = _in_half_the_warps(schedule)
-    is_held = space.reduced * max(space.held_at_most, 1) <= halved.launch.warps * WARP * _held(device, _WARPS)
-    few, many = (_resident(device, _WARPS, s.launch) * s.kept for s in (schedule, halved))
+    is_held = space.reduced * max(space.held_at_most, 1) <= halved.launch.warps * WARP * _held(device, WARPS_OF_ROWS)
+    few, many = (_resident(device, WARPS_OF_ROWS, s.launch) * s.kept for s in (schedule, halved))
     return halved if is_held and few < space.kept <= many else schedule
 
 
@@ -285,7 +242,7 @@ def _in_half_the_warps(schedule: Schedule) -> Schedule:
 
 def _turns(schedule: Schedule, space: Features, device: Device) -> int:
     """Rows that a program has, one behind the other, of as many programs as are resident at most."""
-    programs = _resident(device, _MANY_WARPS, schedule.launch)
+    programs = _resident(device, MANY_WARPS, schedule.launch)
     return -(-space.kept // (programs * schedule.kept))
 
 
@@ -299,7 +256,7 @@ def _one_row(space: Features) -> Schedule:
 
     Where each of four warps had a row and waited for that, a launch of 1024 x 512 took 590 us now and then.
     """
-    warps = min(power_of_two(-(-space.reduced // (_SHORT * WARP))), _WARPS)
+    warps = min(power_of_two(-(-space.reduced // (_SHORT * WARP))), WARPS_OF_ROWS)
     return Schedule(Tile(1, min(warps * WARP * WIDEST_LOAD, power_of_two(space.reduced))), launch=Launch(warps))
 
 
@@ -324,19 +281,6 @@ def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Features)
     return domain.mesh == exchange.mesh
 
 
-def _is_of_one_or_none(tensor: BoundTensor, exchange: RankExchange) -> bool:
-    """Has it a dim of which ranks have one element at most, and some none?  What has one is no axis of a kernel, which
-    would not know of those that have none."""
-    shapes = [tensor.domain.local_shape(rank) for rank in exchange.mesh.ranks]
-    return any(0 in sizes and max(sizes) == 1 for sizes in zip(*shapes, strict=True))
-
-
-def _has_nothing_somewhere(space: Features, exchange: RankExchange) -> bool:
-    """Has some rank nothing of its rows?  A loop over nothing gives what changes no statistic."""
-    shapes = (t.domain.local_shape(rank) for t in space.segment.tensors for rank in exchange.mesh.ranks)
-    return any(0 in shape for shape in shapes)
-
-
 def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel, with a grid that is resident beside what other streams run."""
     segment = found.segment
@@ -344,7 +288,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     is_gathered = found.exchange.gathered is not None
     is_sent = is_gathered or found.exchange.sent is not None
     is_looped = not is_sent and _is_read_again(space, found.exchange)
-    schedule = _read_again(space) if is_looped else _in_fewest_turns(space, device, is_sent=is_sent)
+    schedule = read_again(space) if is_looped else _in_fewest_turns(space, device, is_sent=is_sent)
     free, members = free_multiprocessors(device.multiprocessors), 1
     in_rows = is_gathered or (is_sent and is_in_rows(space))
     if is_sent:
@@ -355,13 +299,13 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     is_indexed = not (is_sent or is_looped) and _is_indexed(space)
     schedule = in_whole_blocks(_indexed(schedule, space) if is_indexed else schedule, space)
     launch = schedule.launch
-    programs, registers = _resident(device, _WARPS, launch), device.bound(max(_WARPS, launch.warps))
+    programs, registers = _resident(device, WARPS_OF_ROWS, launch), device.bound(max(WARPS_OF_ROWS, launch.warps))
     # of more than two ranks the address of each one's slots takes two registers
     held = schedule.kept * space.reduced * space.held_at_most / (launch.warps * WARP)
     held += 2 * (found.exchange.ranks - 2)
     held *= 1 + is_indexed
-    if not is_looped and held <= _held(device, _MANY_WARPS) and space.kept > programs * schedule.kept:
-        programs, registers = _resident(device, _MANY_WARPS, launch), device.bound(_MANY_WARPS)
+    if not is_looped and held <= _held(device, MANY_WARPS) and space.kept > programs * schedule.kept:
+        programs, registers = _resident(device, MANY_WARPS, launch), device.bound(MANY_WARPS)
     own = launch.registers if space.held_at_most <= 1 else None  # it is for rows of which a thread holds one value
     launch = replace(launch, registers=min(own or registers, registers))
     is_claimed = programs > free and space.kept > free * schedule.kept

@@ -117,14 +117,19 @@ def _instructions(plan: KernelPlan) -> float:
     lanes = used = max(space.kept * space.reduced, 1)
     if not space.sides[1]:
         lanes = _lanes(space.kept, schedule.kept) * _lanes(space.reduced, schedule.reduced)
+    return instructions_of(space) * lanes / used
+
+
+def instructions_of(space: Features) -> float:
+    """Of all elements of the kernel of ``space``: each op once, whatever a loop does again."""
     total = 0.0
-    for e in plan.segment.exprs:
+    for e in space.segment.exprs:
         weight = RANDOM if isinstance(e.op, Random) else 0.0
         if isinstance(e.op, Pointwise | Reduce | Statistic):
             weight = HEAVY.get(e.op.name, 1)
         held = (t for t in (*e.tensors, *e.outputs) if t in space.atoms)
         total += weight * max((extent(space.atoms[t]) for t in held), default=0)
-    return total * lanes / used
+    return total
 
 
 def _lanes(elements: int, block: int) -> int:

@@ -36,7 +36,7 @@ from shardfuse.codegen.source import KernelSource
 from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import Launch
 from shardfuse.ir.expr import BoundTensor
-from shardfuse.schedulers.rank_exchange import LEFT_FREE
+from shardfuse.schedulers.exchange_room import LEFT_FREE
 
 pytestmark = pytest.mark.gpu
 
@@ -195,9 +195,9 @@ def test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(
 
 
 @pytest.mark.parametrize("kind", ["rms_norm", "layer_norm", "softmax", "add_rms_norm", LOG_PROB, SOFTMAX_BACKWARD])
-@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 80000, 2), (140, 66001, 2), (5, 131072, 3)])
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 80000, 2), (30, 66001, 2), (5, 131072, 3)])
 def test_rows_that_no_program_holds(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
-    """Read again in each phase.  Once ranks have run them over GPUs of their own ``exchange_forms.py`` is to say so."""
+    """Read again in each phase."""
     job = Job(kind, rows, n, ranks, tmp_path)
     for _ in range(2):
         job.clear()

@@ -38,8 +38,8 @@ from shardfuse.device import H200
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.op import Reduce
 from shardfuse.schedulers import sent_words
+from shardfuse.schedulers.exchange_room import LEFT_FREE
 from shardfuse.schedulers.plan import KernelPlan
-from shardfuse.schedulers.rank_exchange import LEFT_FREE
 
 
 def run(

@@ -47,7 +47,7 @@ def test_rows_of_which_some_ranks_have_nothing(n: int, ranks: int, tmp_path: Pat
     for kind in ("rms_norm", "layer_norm", "softmax", "add_rms_norm"):
         kernels.test_what_all_ranks_have_together(kind, 3, n, ranks, tmp_path)
     for kind in (LOG_PROB, SOFTMAX_BACKWARD):
-        assert exchanged_form(kernels.check_program(kind, 3, n, ranks, tmp_path)) is Form.LONG
+        assert exchanged_form(kernels.check_program(kind, 3, n, ranks, tmp_path)) is Form.NONE_SOMEWHERE
     kernels.test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(3, n, ranks, tmp_path)
 
 
@@ -65,20 +65,21 @@ def test_channels_and_groups_of_images(norm: ImageNorm, tmp_path: Path) -> None:
     norm.check(tensors, given)
 
 
-def test_they_keep_their_collectives_by_default() -> None:
-    """Until they have run over GPUs of their own; short rows of the same program are exchanged in their kernel."""
+def test_where_a_rank_has_nothing_collectives_are_the_default() -> None:
+    """Until GPUs have run it; long rows of the same program, and short ones, are exchanged in their kernels."""
+    lengths = (2 * N, 640, 5)
     with FusionDefinition() as fd:
-        for n in (N, 640):
+        for n in lengths:
             given = fd.define_tensor([-1, n], contiguity=True, dtype=DataType.BFloat16)
             x = fd.ops.cast(given, DataType.Float)
             rstd = fd.ops.rsqrt(fd.ops.add(fd.ops.mean(fd.ops.mul(x, x), [-1], keepdim=True), 1e-5))
             fd.add_output(fd.ops.cast(fd.ops.mul(x, rstd), DataType.BFloat16))
-            cut_columns(given, 2, n)
+            cut_columns(given, 4, n)
     settle_inputs(fd.fusion)
-    sizes = {i.val: (3, i.val.shape[-1]) for i in fd.fusion.inputs}
+    sizes = {i.val: (3, n) for i, n in zip(fd.fusion.inputs, lengths, strict=True)}
     plan = compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True)
     asked, by_default = with_exchanges(plan), with_exchanges(plan, is_by_default=True)
 
-    forms = [[exchanged_form(k) for _, k in exchanging(p)] for p in (asked, by_default)]
-    assert [sorted(f.name for f in found) for found in forms] == [["LONG", "STATISTICS"], ["STATISTICS"]]
+    forms = [[exchanged_form(k).name for _, k in exchanging(p)] for p in (asked, by_default)]
+    assert list(map(sorted, forms)) == [["LONG", "NONE_SOMEWHERE", "STATISTICS"], ["LONG", "STATISTICS"]]
     assert sum("SHARDFUSE_EXCHANGE=symmetric" in line for line in by_default.in_kernel) == 1
