@@ -35,7 +35,8 @@ from .workload import Case
 
 CASES = tuple(f"{rows}x8192" for rows in (1, 8, 64, 128, 512, 1024, 2048, 8192))
 IMAGE_CASES = ("64x128x28x28", "32x64x56x56", "2x640x64x64", "2x320x128x128")
-"""Of ResNet-50 and of a UNet: a channel, or a group, has 50 to 164 KB on each of two ranks."""
+"""Of ResNet-50, of which a channel has 50 and 100 KB on each of two ranks, and of a UNet, of which a group has 82 and
+164.  All are measured of both norms."""
 ROUNDS = 11
 LATE = 90_000
 """Cycles of a GPU: about 50 us."""
@@ -57,20 +58,39 @@ def run_exchange(
     given: instead of the grid.  only: names of ``WORKLOADS``, instead of all.  left_out: gets a sentence on each peer
     that cannot be measured here, which the first rank prints.
     """
-    cases = list(given) or [Case.parse(text) for text in (*CASES, *IMAGE_CASES)]
-    size = max(
-        (case.shape[0] * case.columns * case.dtype.itemsize for case in cases if len(case.shape) == 2), default=16
-    )
+    cases = list(given) or [Case.parse(text) for text in CASES]
+    size = max(case.shape[0] * case.columns * case.dtype.itemsize for case in cases)
     found = SymmetricBuffer.made(device, size)
     if isinstance(found, str):
         _leave_out(f"torch's symmetric-memory all-reduces are left out: {found}", left_out)
     buffer = None if isinstance(found, str) else found
-    ranks = Ranks(DeviceMesh(range(dist.get_world_size())), device, buffer)
+    yield from _tables(cases, WORKLOADS, only, Ranks(_all_ranks(), device, buffer), rounds)
+
+
+def run_images(
+    given: Sequence[Case], device: torch.device, only: Sequence[str] = (), rounds: int = ROUNDS
+) -> Iterator[list[Row]]:
+    """The same of images, as ``run_exchange``.  only: names of ``IMAGES``, instead of all."""
+    cases = list(given) or [Case.parse(text) for text in IMAGE_CASES]
+    yield from _tables(cases, IMAGES, only, Ranks(_all_ranks(), device), rounds)
+
+
+def _all_ranks() -> DeviceMesh:
+    return DeviceMesh(range(dist.get_world_size()))
+
+
+def _tables(
+    cases: Sequence[Case],
+    workloads: Mapping[str, tuple[str, Callable[[Case, Ranks], Measured]]],
+    only: Sequence[str],
+    ranks: Ranks,
+    rounds: int,
+) -> Iterator[list[Row]]:
     for case in cases:
         torch._dynamo.reset()  # what is compiled is so for the sizes of a case
-        for name, (title, make) in WORKLOADS.items():
-            if (not only or name in only) and (name in IMAGES) == (len(case.shape) == 4):
-                yield _rows(title, case, make(case, ranks), device, rounds)
+        for name, (title, make) in workloads.items():
+            if not only or name in only:
+                yield _rows(title, case, make(case, ranks), ranks.device, rounds)
 
 
 def _leave_out(said: str, left_out: list[str] | None) -> None:

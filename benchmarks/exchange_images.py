@@ -1,7 +1,8 @@
-"""Norms of images that are sharded over ranks: what ``exchange`` measures of cases with four sizes.
+"""Norms of images that are sharded over ranks: what ``images`` measures, as ``exchange`` does norms of rows.
 
 Of a batch norm ranks have samples of the batch, of a group norm rows of each image; statistics are those of the whole.
-Gradients of weight and bias are sums over all ranks, for every implementation.
+Gradients of weight and bias are sums over all ranks, for every implementation: of a batch norm shardfuse has them of
+the sums that dx takes, the others by a collective of their own.  Ranks have as much each.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def image_norm(case: Case, ranks: Ranks, *, dim: int, is_grouped: bool) -> Measu
 
 
 def image_norm_backward(case: Case, ranks: Ranks, *, dim: int, is_grouped: bool) -> Measured:
-    """Forward, and gradients of x, weight and bias; the peer is one graph for Inductor, forward and backward."""
+    """Forward, and gradients of x, weight and bias; the peer is one graph for Inductor, but for the latter's sums."""
     norm = Norm(case, ranks, dim, case.groups if is_grouped else 0)
     whole, mine, upstream = _drawn(norm)
     given, running = _piece(norm, upstream).contiguous(), norm.running()

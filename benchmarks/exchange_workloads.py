@@ -30,7 +30,6 @@ from .exchange_fusions import (
     sequence_fusion,
     softmax_fusion,
 )
-from .exchange_images import IMAGES
 from .exchange_ranks import COLLECTIVES, NCCL, ONE_SHOT, TWO_SHOT, Ranks, asked, compiled, exchanging_by, with_gradients
 from .exchange_verdicts import Measured, Run
 from .workload import OWN, Case
@@ -187,7 +186,6 @@ WORKLOADS: dict[str, tuple[str, Callable[[Case, Ranks], Measured]]] = {
     "add_rms_norm": ("all-reduce + add + RMSNorm", add_rms_norm),
     "sequence": ("reduce-scatter + add + RMSNorm + all-gather, rows of each rank", sequence),
     "add_rms_norm_float8": ("all-reduce + add + RMSNorm + float8", partial(add_rms_norm, quantizes=True)),
-    **IMAGES,
 }
 """By the name that ``--only`` takes: the title of its rows, and what makes it."""
 

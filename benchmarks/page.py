@@ -19,7 +19,7 @@ from benchmarks.report import MANY, ROOT, Results, Row, has_plot, mean, ratios
 
 MEASURED, ON_RANKS = ROOT / "docs" / "measured.md", ROOT / "docs" / "measured_on_ranks.md"
 PROMISES = ROOT / "docs" / "howto" / "keep_bits.md"
-RANK_SUITES = ("reshard", "calls", "collectives", "exchange", "losses", "train")
+RANK_SUITES = ("reshard", "calls", "collectives", "exchange", "images", "losses", "train")
 RESULTS = ROOT / "benchmarks" / "results"
 OWN = "shardfuse"
 SHORT_OF_COPY, SHORT_OF_PEERS = 0.95, 0.98

@@ -14,10 +14,12 @@
     python benchmarks/run.py optimiser                        # a step of AdamW over 1,000 tensors, against torch's
     python benchmarks/run.py promises                         # what invariant="batch" costs, from 1 to 8192 rows
     python benchmarks/run.py modules --only RMSNorm GELU      # shardfuse.nn's modules and functions, each way
+    python benchmarks/run.py module_host --peers eager        # the host's time of a call of each, beside torch's
     python benchmarks/run.py modules --dry                    # all of them, tiny, on the CPU: results as float64's
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
     torchrun --nproc-per-node 2 benchmarks/run.py collectives # by kernels of shardfuse's own, against NCCL's
     torchrun --nproc-per-node 2 benchmarks/run.py exchange    # ranks that exchange in a kernel, in step and late
+    torchrun --nproc-per-node 2 benchmarks/run.py images      # norms of images that are sharded, in step and late
     torchrun --nproc-per-node 2 benchmarks/run.py losses      # cross entropy over sharded classes; also on 1 rank
     torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
@@ -51,7 +53,8 @@ from benchmarks.called import BACKWARD
 from benchmarks.calls import run_calls
 from benchmarks.collectives import run_collectives
 from benchmarks.dry import Planned, plan_case
-from benchmarks.exchange import run_exchange
+from benchmarks.exchange import run_exchange, run_images
+from benchmarks.exchange_images import IMAGES
 from benchmarks.exchange_ranks import EXCHANGE
 from benchmarks.exchange_workloads import WORKLOADS as EXCHANGES
 from benchmarks.host import CALLED
@@ -140,7 +143,9 @@ def _on_gpu(options: argparse.Namespace) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=(*SUITES, "modules", "autotuned", "host", "compile", *ON_GPU, *ON_RANKS))
+    parser.add_argument(
+        "suite", choices=(*SUITES, "modules", "module_host", "autotuned", "host", "compile", *ON_GPU, *ON_RANKS)
+    )
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads; steps of train; parts of models' names"
@@ -161,7 +166,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.command = shlex.join(["benchmarks/run.py", *words])
     chosen = (AUTOTUNED if options.suite == "autotuned" else default) if options.peers is None else options.peers
     options.peers = [p for p in chosen.split(",") if p]
-    own_names = {"models": model_cases(), "train": STEPS, "modules": MODULES, "exchange": EXCHANGES}
+    own_names = {
+        "models": model_cases(),
+        "train": STEPS,
+        "modules": MODULES,
+        "module_host": MODULES,
+        "exchange": EXCHANGES,
+        "images": IMAGES,
+    }
     workloads = own_names.get(options.suite, WORKLOADS)
     whole = [name for name in options.only if options.suite != "models" or not chosen_models([name])]
     for given, known in ((options.peers, peers.PEERS), (whole, workloads)):
@@ -174,12 +186,14 @@ def _work(options: argparse.Namespace) -> Work:
     """The cases of the suite's workloads; of those given, the ones of a rank that the workload has."""
     if options.suite == "host":
         return [(workload, Case.parse(text)) for workload, text in CALLED]
+    if options.suite == "module_host":
+        return [(w, Case.parse(w.tiny[0])) for w in MODULES.values() if not options.only or _is_named(w, options.only)]
     if options.suite == "compile":
         return [(WORKLOADS[STARTED[0]], Case.parse(STARTED[1]))]
     found: Work = []
     suites = {**SUITES, "modules": tuple(MODULES.values())}
     for workload in suites.get(options.suite, tuple(WORKLOADS.values())):
-        if options.only and not {workload.name, workload.name.removesuffix(BACKWARD)}.intersection(options.only):
+        if options.only and not _is_named(workload, options.only):
             continue
         own = [Case.parse(text) for text in workload.cases]
         ranks = [len(case.shape) for case in own]
@@ -188,6 +202,10 @@ def _work(options: argparse.Namespace) -> Work:
         grid = [own[len(own) // 2]] if options.suite == "autotuned" else own
         found += [(workload, case) for case in (fits if given else grid)]
     return found
+
+
+def _is_named(workload: Compared, names: Sequence[str]) -> bool:
+    return not {workload.name, workload.name.removesuffix(BACKWARD)}.isdisjoint(names)
 
 
 def _measure(options: argparse.Namespace, measured: Iterator[list[Row]], left_out: list[str]) -> int:
@@ -211,6 +229,7 @@ ON_RANKS = {
     "calls": lambda cases, device, *_: run_calls(cases, device),
     "collectives": lambda cases, device, *_: run_collectives(cases, device),
     "exchange": run_exchange,
+    "images": lambda cases, device, only, _: run_images(cases, device, only),
     "train": lambda cases, device, only, _: run_train(cases, device, only=only),
     "losses": lambda cases, device, *_: run_losses(cases, device),
 }
@@ -223,7 +242,7 @@ def _on_ranks(options: argparse.Namespace) -> int:
     """On every rank; the first one tells."""
     # NVLink multicast stays off: a program that dies in it can take the GPUs of a shared host out of service.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    if options.suite == "exchange" and torch.cuda.device_count() > 1:
+    if options.suite in ("exchange", "images") and torch.cuda.device_count() > 1:
         os.environ.setdefault(EXCHANGE, "symmetric")
     context, suite = shardfuse.initialize(), options.suite
     if context.world_size == 1 and suite not in ON_ANY_NUMBER:
@@ -272,7 +291,9 @@ def _show(options: argparse.Namespace, results: Results) -> int:
 def _rows(options: argparse.Namespace, work: Work, chosen: Sequence[str]) -> Iterator[list[Row]]:
     match options.suite:
         case "host":
-            return run_host(chosen)
+            return run_host(work, chosen)
+        case "module_host":
+            return run_host(work, chosen, in_graphs=False)
         case "compile":
             return run_startup(chosen)
         case _:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from . import peers
 from .accuracy import Verdict, judge
-from .host import CALLED, host_microseconds
+from .host import host_microseconds
 from .peers.torch_peers import captured
 from .report import Row
 from .startup import measure as measure_startup
@@ -158,18 +158,23 @@ def as_returned(peer: str) -> str:
     return f"{peer}, NCHW out"
 
 
-def run_host(chosen: Sequence[str], device: torch.device = GPU) -> Iterator[list[Row]]:
-    """Host time of a call; inputs of a few KB, so that the GPU keeps up.  On a GPU, of captured CUDA graphs too."""
-    graphs = ["inductor_graphs"] if "inductor" in chosen and device.type == "cuda" else []
+def run_host(
+    work: Iterable[tuple[Compared, Case]], chosen: Sequence[str], device: torch.device = GPU, *, in_graphs: bool = True
+) -> Iterator[list[Row]]:
+    """Host time of a call; inputs of a few KB, so that the GPU keeps up.
+
+    in_graphs: on a GPU, of captured CUDA graphs too, where Inductor is among those that are chosen.
+    """
+    graphs = ["inductor_graphs"] if in_graphs and "inductor" in chosen and device.type == "cuda" else []
     taken = [p for p in dict.fromkeys((*chosen, *graphs)) if p != "copy"]
-    for workload, text in CALLED:
-        measured = _Measured(workload, Case.parse(text), taken, device)
+    for workload, case in work:
+        measured = _Measured(workload, case, taken, device)
         if graphs:
             measured.add(f"{OWN}_graphs", lambda measured=measured: captured(measured.own.runs[OWN]()))
         found = measured.verdicts()
         timed = {name: Timed(*host_microseconds(run), 0) for name, run in measured.runs.items()}
         rows = [measured.row(n, found.get(n, []), timed.get(n), False) for n in (*measured.runs, *measured.failed)]
-        yield [replace(row, case=text, bytes=0) for row in rows]
+        yield [replace(row, bytes=0) for row in rows]
 
 
 def run_startup(chosen: Sequence[str]) -> Iterator[list[Row]]:

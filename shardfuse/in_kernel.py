@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
+from functools import partial
 
 from .analysis.communication_table import Collective, communication_of
 from .compiler import Plan, PlannedSegment
-from .in_kernel_sums import EXCHANGE, all_ranks, needed_elsewhere, reduced_within
+from .in_kernel_sums import EXCHANGE, all_ranks, is_half_exchanged, is_held, needed_elsewhere, reduced_within
 from .ir.expr import BoundTensor, Expr
 from .ir.op import Reduce
 from .mesh import DeviceMesh, ParallelType
@@ -39,12 +40,13 @@ def with_exchanges(
     *,
     is_by_default: bool = False,
     are_parted: bool = True,
+    has_loops: bool = True,
 ) -> Plan:
     """``plan`` with kernels that exchange; ``plan.in_kernel`` says of each all-reduce where it is, or why not.
 
     why_none: why no kernel exchanges anything here; "" where that goes without saying.  is_by_default: the caller
     has not asked for kernels, so that they are of forms which have run over GPUs.  are_parted: may an all-reduce of
-    what several kernels make be one of each?
+    what several kernels make be one of each?  has_loops: may a kernel that exchanges read its rows in each phase?
     """
     if not any(s.scheduler == "communication" for s in plan.segments):
         return plan
@@ -63,7 +65,7 @@ def with_exchanges(
                 continue
             apart = [why_apart(mesh, dim) for mesh, dim in _lines(call.segment)]
             found = next((why for why in apart if why is not None), None) or _joined(
-                plan, segments, k, is_by_default=is_by_default
+                plan, segments, k, is_by_default=is_by_default, has_loops=has_loops
             )
             found = _not_yet(found, segments) or found if is_by_default else found
             said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
@@ -74,18 +76,29 @@ def with_exchanges(
         segments = _together_again(segments, whole, left)
     if not any(s.scheduler == EXCHANGE for s in segments):
         return replace(plan, in_kernel=tuple(said))
-    for s in segments:
-        asked = [p for p in s.kernels if p.exchange is not None]
-        why = next((why for p in asked if (why := why_not_given(p.segment, p.rank_exchange)) is not None), None)
-        if is_by_default and why is None:
-            why = next((why for why in map(why_not_by_default, asked) if why is not None), None)
-        if why is not None and are_parted:
-            return with_exchanges(plan, why_none, why_apart, is_by_default=is_by_default, are_parted=False)
-        if why is not None:
-            return replace(plan, in_kernel=(f"none: {why}",))
+    again = partial(with_exchanges, plan, why_none, why_apart, is_by_default=is_by_default)
+    if has_loops and is_half_exchanged(segments):
+        return again(are_parted=are_parted, has_loops=False)
+    why = _why_not_these(segments, is_by_default=is_by_default)
+    if why is not None and are_parted:
+        return again(are_parted=False, has_loops=has_loops)
+    if why is not None:
+        return replace(plan, in_kernel=(f"none: {why}",))
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
     trace = (*plan.trace, ("segments, with exchanges in kernels", text))
     return replace(plan, segments=tuple(segments), trace=trace, in_kernel=tuple(said), apart=plan)
+
+
+def _why_not_these(segments: Sequence[PlannedSegment], *, is_by_default: bool) -> str | None:
+    """Why kernels that exchange are none, for what all of them make or by their forms."""
+    for segment in segments:
+        asked = [p for p in segment.kernels if p.exchange is not None]
+        found = [why_not_given(p.segment, p.rank_exchange) for p in asked]
+        found += map(why_not_by_default, asked) if is_by_default else []
+        why = next((why for why in found if why is not None), None)
+        if why is not None:
+            return why
+    return None
 
 
 def _by_maker(segments: Sequence[PlannedSegment], call: PlannedSegment) -> list[PlannedSegment]:
@@ -151,7 +164,7 @@ def _lines(call: Segment) -> list[tuple[DeviceMesh, ParallelType]]:
 
 
 def _joined(
-    plan: Plan, segments: Sequence[PlannedSegment], k: int, *, is_by_default: bool
+    plan: Plan, segments: Sequence[PlannedSegment], k: int, *, is_by_default: bool, has_loops: bool
 ) -> list[PlannedSegment] | str:
     """``segments`` with the collective ``k`` inside of a kernel, or why it is not."""
     exprs = segments[k].segment.exprs
@@ -159,7 +172,7 @@ def _joined(
     if not kinds.isdisjoint((Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)):
         return _scattered_within(plan, segments, k)
     if isinstance(exprs[0].op, Reduce):
-        return reduced_within(plan, segments, k, is_by_default=is_by_default)
+        return reduced_within(plan, segments, k, is_by_default=is_by_default, has_loops=has_loops)
     found = _sent_within(plan, segments, k)
     return found if not isinstance(found, str) else _made_within(plan, segments, k) or found
 
@@ -281,6 +294,8 @@ def _with_next_reader(plan: Plan, segments: list[PlannedSegment], k: int) -> lis
     if why_not(found, plan.device) is not None:
         return None
     planned = PlannedSegment(segment, EXCHANGE, (), scheduled(found, plan.device))
+    if is_held(own) and not is_held(planned):
+        return None
     return [planned if s is after else s for s in segments if s is not own]
 
 

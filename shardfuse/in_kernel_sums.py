@@ -1,4 +1,4 @@
-"""in_kernel: all-reduces inside of the kernel that makes their summands and reads their sums."""
+"""in_kernel_sums: all-reduces inside of the kernel that makes their summands and reads their sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .schedulers import kernels_of, makes_kernels
 from .schedulers.choice import choose_scheduler
 from .schedulers.exchange_forms import why_not_by_default
 from .schedulers.plan import RankExchange
-from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not
+from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .segments.segment import Segment, leading_to, segment_of
 
 _READ_TWICE = 16 * 2**20
@@ -23,7 +23,7 @@ EXCHANGE = "exchange"
 
 
 def reduced_within(
-    plan: Plan, segments: Sequence[PlannedSegment], k: int, *, is_by_default: bool
+    plan: Plan, segments: Sequence[PlannedSegment], k: int, *, is_by_default: bool, has_loops: bool
 ) -> list[PlannedSegment] | str:
     """``segments`` with the all-reduce ``k`` inside of a kernel, or why it is not."""
     call = segments[k].segment
@@ -48,37 +48,78 @@ def reduced_within(
     if any(p.exchange is not None for p in after.kernels):
         return "the kernel that reads it exchanges something else"
     refusal: str | None = None
+    others = list[dict[int, list[PlannedSegment]]]()
     for own, reader, beside, behind in _ways(before.segment, call, after.segment, known, plan.device):
         read = {*needed, *(t for s in behind for t in s.segment.inputs)}
         found, why = _asked(exchanged(own, known, call, reader, read), plan.device)
         if why is None and not isinstance(found, str):
             planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
             instead = {makers[0]: beside, k: [], readers[0]: [planned, *behind]}
-            why = _why_no_loop(planned, segments, beside)
-            if why is None and is_by_default:
-                why = next(filter(None, map(why_not_by_default, planned.kernels)), None)
-            if why is None:
-                return [new for i, s in enumerate(segments) for new in instead.get(i, [s])]
+            why = _why_not_so(planned, segments, beside, has_loops=has_loops, is_by_default=is_by_default)
+            if why is None and is_held(planned) and not _make_summands(beside, segments):
+                return _with(segments, instead)
+            others += [] if why is not None else [instead]
         refusal = refusal or why
-    return f"no kernel exchanges it: {refusal}"
+    return _with(segments, others[0]) if others else f"no kernel exchanges it: {refusal}"
+
+
+def _make_summands(made: Sequence[PlannedSegment], segments: Sequence[PlannedSegment]) -> bool:
+    """Does one of those that are ``made`` make summands of a collective?  A kernel that has it too may spare that."""
+    sums = [s.segment for s in segments if s.scheduler == "communication" and isinstance(s.segment.exprs[0].op, Reduce)]
+    return any(not set(m.segment.outputs).isdisjoint(s.inputs) for m in made for s in sums)
+
+
+def is_held(planned: PlannedSegment) -> bool:
+    """Do its kernels read each row once?"""
+    return all(p.schedule.is_held for p in planned.kernels)
+
+
+def _with(segments: Sequence[PlannedSegment], instead: dict[int, list[PlannedSegment]]) -> list[PlannedSegment]:
+    """``segments``, with those that are ``instead`` of one with such a number."""
+    return [new for i, s in enumerate(segments) for new in instead.get(i, [s])]
+
+
+def _why_not_so(
+    planned: PlannedSegment,
+    segments: Sequence[PlannedSegment],
+    beside: Sequence[PlannedSegment],
+    *,
+    has_loops: bool,
+    is_by_default: bool,
+) -> str | None:
+    """Why ``planned``, with kernels beside it, is not taken."""
+    why = _why_no_loop(planned, segments, beside, has_loops=has_loops)
+    given = (why_not_given(p.segment, p.rank_exchange) for p in planned.kernels)
+    asked = map(why_not_by_default, planned.kernels) if is_by_default else ()
+    return why or next(filter(None, (*given, *asked)), None)
 
 
 def _why_no_loop(
-    planned: PlannedSegment, segments: Sequence[PlannedSegment], beside: Sequence[PlannedSegment]
+    planned: PlannedSegment, segments: Sequence[PlannedSegment], beside: Sequence[PlannedSegment], *, has_loops: bool
 ) -> str | None:
     """Why two kernels and a collective are no slower than ``planned``, where that reads rows again in each phase.
 
     With another kernel for the rest the gradient of a group norm of 2 x 640 x 64 x 64, sharded by rows, took 32 us,
     with a collective between two kernels 25 (2 x H200, in a graph).  Behind a collective there are as many kernels.
     """
-    if all(p.schedule.is_held for p in planned.kernels):
+    if is_held(planned):
         return None
+    if not has_loops:
+        return "no program holds its rows, and no one kernel has all that is reduced of them"
     if beside:
         return "no program holds its rows, which another kernel would read once more"
     collectives = [s.segment for s in segments if s.scheduler == "communication"]
     sums = {t for s in collectives if isinstance(s.exprs[0].op, Reduce) for t in s.outputs}
     given = next((t for t in planned.segment.inputs if t in sums), None)
     return f"no program holds its rows, and a collective comes before it, for {given}" if given is not None else None
+
+
+def is_half_exchanged(segments: Sequence[PlannedSegment]) -> bool:
+    """Does a kernel that exchanges as it reads its rows again make summands of a collective?
+
+    Then there are as many kernels as without, and one that is slower.
+    """
+    return _make_summands([s for s in segments if s.scheduler == EXCHANGE and not is_held(s)], segments)
 
 
 def _ways(

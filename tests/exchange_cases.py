@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from shardfuse.executor.kernel import Kernel, Launch
 from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.passes.settle_inputs import settle_inputs
+from shardfuse.schedulers.exchange_room import LEFT_FREE
 from shardfuse.schedulers.plan import KernelPlan
 
 PARTIAL = "partial_sums_add_rms_norm"
@@ -161,6 +162,11 @@ def plan_of(fd: FusionDefinition, rows: int, device: Device = H200, columns: int
         whole = (*(rows if n < 0 else n for n in dims), last if last >= 0 else columns if dims else rows)
         sizes[i.val] = whole[: i.val.ndim]
     return with_exchanges(compile_fusion(fd.fusion, sizes, device=device, has_cheap_sums=True))
+
+
+def with_room(rows: int, members: int = 1) -> Device:
+    """A GPU that has a multiprocessor for so many programs of each row."""
+    return replace(H200, multiprocessors=LEFT_FREE + rows * members)
 
 
 def kernel_of(plan: Plan) -> KernelPlan:

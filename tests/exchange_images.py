@@ -13,7 +13,7 @@ from torch.nn.functional import batch_norm, group_norm
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.compiler import compile_fusion
-from shardfuse.device import H200
+from shardfuse.device import H200, Device
 from shardfuse.in_kernel import with_exchanges
 from shardfuse.passes.settle_inputs import settle_inputs
 from shardfuse.schedulers.plan import KernelPlan
@@ -28,7 +28,7 @@ class ImageNorm:
     groups: int
     ranks: int
 
-    def plan(self) -> KernelPlan:
+    def plan(self, device: Device = H200) -> KernelPlan:
         n, c, h, w = self.shape
         with FusionDefinition() as fd:
             o = fd.ops
@@ -47,7 +47,12 @@ class ImageNorm:
         given.axis(self.dim).parallelize(ParallelType.mesh_x)
         settle_inputs(fd.fusion)
         sizes = {i.val: tuple(i.val.shape) for i in fd.fusion.inputs}
-        return kernel_of(with_exchanges(compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True)))
+        return kernel_of(with_exchanges(compile_fusion(fd.fusion, sizes, device=device, has_cheap_sums=True)))
+
+    @property
+    def rows(self) -> int:
+        """Channels, or groups of all images."""
+        return self.shape[0] * self.groups or self.shape[1]
 
     def inputs(self) -> list[torch.Tensor]:
         made = torch.Generator().manual_seed(sum(self.shape))

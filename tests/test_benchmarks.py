@@ -201,7 +201,8 @@ def test_results_are_checked_before_the_time_on_the_host_is_measured(monkeypatch
 
     monkeypatch.setattr(peers, "prepare", zeros)
     monkeypatch.setattr(suite, "host_microseconds", lambda run: (5.0, 4.0, 6.0))
-    for own, eager in suite.run_host(["copy", "eager"], CPU):
+    work = [(workload, Case.parse(text)) for workload, text in CALLED]
+    for own, eager in suite.run_host(work, ["copy", "eager"], CPU):
         assert (own.us, own.note, own.bytes) == (5.0, "", 0)
         assert own.planned == (int(own.workload.removeprefix("segments_")) if "segments" in own.workload else 1)
         assert eager.us is None

@@ -13,7 +13,7 @@ from ..segments.online_reductions import counts_lanes
 from .accumulators import Accumulator, accumulators
 from .emitter import Emitter
 from .group_exchange import prefetch_next, write_group_exchange
-from .mesh_exchange import write_exchange
+from .mesh_exchange import write_exchange, write_members
 from .misaligned import MisalignedLoop
 from .packed import Packed
 from .running_statistics import across_lanes, across_members, give, held, write_start, write_take_in
@@ -45,7 +45,7 @@ def write_unrolled(e: Emitter) -> None:
             e.load_needed([*wanted, *more], chunk)
         for pick in alone:
             e.value(pick.output, chunks[0])
-        if e.schedule.members and phase == 0:
+        if e.schedule.prefetches and phase == 0:
             prefetch_next(e)
         if isinstance(e, Sending) and phase == 0:
             e.send(chunks)
@@ -117,8 +117,8 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
 
 
 def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
-    """``parts``: the reductions of a phase with what this program has; emits their values, or the group's."""
-    if e.schedule.members:  # all reductions of the phase at once
+    """``parts``: the reductions of a phase with what this program has; emits their values, or the group's or ranks'."""
+    if e.schedule.members and e.plan.exchange is None:  # all reductions of the phase at once
         parts = list(parts)
         if parts:
             take_whole(e, [expr for expr, _ in parts], write_group_exchange(e, _named(e, parts)))
@@ -128,8 +128,8 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
         own = e.plan.exchange.statistics
         write_exchange(e, [(expr, texts[0]) for expr, texts in parts if expr.output in own])
         parts = [(expr, texts) for expr, texts in parts if expr.output not in own]
-        if isinstance(e, Sending) and e.plan.exchange.members > 1:
-            e.add_up([(expr, texts[0]) for expr, texts in parts])
+        if e.plan.exchange.members > 1:
+            write_members(e, [(expr, texts[0]) for expr, texts in parts])
             return
     for expr, texts in parts:
         give(e, expr, texts)

@@ -67,16 +67,16 @@ def push_text(name: str, *, is_one_row: bool, interpret: bool) -> str:
 
 
 def await_text(
-    name: str, ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pack: int = 1, is_one_name: bool = False
+    name: str, count: int, *, is_one_row: bool, warps: int, interpret: bool, pack: int = 1, of_each: int = 1
 ) -> str:
-    """The function that waits for one word of each of so many ranks.  ``is_one_row``: as of ``push_text``.
+    """The function that waits for words at so many addresses.  ``is_one_row``: as of ``push_text``.
 
-    ``pack``: words of each rank that a thread asks for at once.  ``is_one_name``: are all of one rank?
+    ``pack``: words from each address on that a thread asks for at once.  ``of_each``: addresses of each rank.
     """
     if interpret:
-        return interpreted_await(name, ranks)
+        return interpreted_await(name, count, of_each)
     is_alone = is_one_row and warps > 1
-    words, parameters = ranks * pack, [*pointers(ranks), "epoch", *_WAITED]
+    words, parameters = count * pack, [*pointers(count), "epoch", *_WAITED]
     each = range(words)
     epoch, limit, report, place, names = (f"${2 * words + k * pack}" for k in range(5))
     not_first_warp = ["mov.u32 late, %tid.x; setp.gt.u32 go, late, 31;", "@go bra done;"]
@@ -96,24 +96,24 @@ def await_text(
         ),
         *until(limit),
         "gone:",
-        *reporting(words, words if is_one_name else pack, epoch, report, place, names),
+        *reporting(words, pack * of_each, epoch, report, place, names),
         "leave:",
         *_without_late(words, epoch),
         "done:",
         *given(words),
     ]
-    arguments = pointers(ranks) | {"epoch": "r"}
-    waiting = assembled(lines, arguments | _OF_WAIT, results=ranks, pack=pack, is_returned=not is_alone)
+    arguments = pointers(count) | {"epoch": "r"}
+    waiting = assembled(lines, arguments | _OF_WAIT, results=count, pack=pack, is_returned=not is_alone)
     if not is_alone:
         return documented(name, parameters, _ALL_HAVE, [_place("epoch"), waiting])
     taking = [
         ".reg .pred go;",
-        declared(ranks),
-        *loading(ranks, ranks),
-        *_without_late(ranks, f"${2 * ranks}"),
-        *given(ranks),
+        declared(count),
+        *loading(count, count),
+        *_without_late(count, f"${2 * count}"),
+        *given(count),
     ]
-    taken = assembled(taking, arguments, results=ranks, is_returned=True)
+    taken = assembled(taking, arguments, results=count, is_returned=True)
     body = [_place("epoch"), waiting, "tl.debug_barrier()", taken]
     return documented(name, parameters, f"{_ALL_HAVE}\n\n{_ONE_WARP}\n", body)
 

@@ -71,10 +71,10 @@ def _kernel(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, p
         integers |= integers_of(exchange, plan.device.multiprocessors)
         e.helpers |= claim_helpers(interpret=interpret) if exchange.is_claimed else {}
     grid, mailbox = _grid(e), 0
-    if plan.schedule.members:
+    if exchange is not None:
+        mailbox = table_words(exchange)
+    elif plan.schedule.members:
         mailbox = mailbox_words(e, grid)
-    elif exchange is not None:
-        mailbox = table_words(plan.rank_exchange)
     kernel = Kernel(
         plan.name, _comments(e), e.helpers, _tensors(plan), tuple(s for s in plan.segment.scalars if not s.is_literal),
         integers, (), grid, plan.schedule, e.tile.x_block, mailbox,
@@ -84,10 +84,10 @@ def _kernel(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, p
     whole: Emitter | None = None
     if isinstance(e, LaggedRows):
         body = pipelined_loop(e, plan.name, [*kernel.parameters, *defined(preamble)])
-    elif plan.schedule.members:
-        body = group_loop([*_row_lines(e), *e.body], _rows(e))
     elif exchange is not None:
         body = program_loops([*_row_lines(e), *e.body], _rows(e), exchange)
+    elif plan.schedule.members:
+        body = group_loop([*_row_lines(e), *e.body], _rows(e))
     elif (found := whole_blocks(e)) is not None:
         test, is_before_ends = found
         whole = emitted(is_whole=True, is_before_ends=is_before_ends)
@@ -268,7 +268,8 @@ def _program_lines(e: Emitter) -> list[str]:
     lines: list[str] = []
     program = e.program
     if schedule.members and schedule.is_held:
-        return [*member_lines(e), f"first = member{'.to(tl.int64)' if tile.r_wide else ''} * {tile.share}"]
+        own = member_lines(e) if e.plan.exchange is None else rank_lines(e.plan)
+        return [*own, f"first = member{'.to(tl.int64)' if tile.r_wide else ''} * {tile.share}"]
     if schedule.members:
         return [*member_lines(e), *_share_lines("member")]
     if e.plan.exchange is not None:

@@ -31,6 +31,7 @@ from ..kernel_functions import texts_of
 from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Group, Immediate
+from ..schedulers.schedule_parts import WithRanks
 from .emitter import Emitter
 from .exchange_functions import NO_WAIT, collect_words_text, post_polled_text
 from .indexing import dynamic_terms, member_terms
@@ -66,7 +67,7 @@ def member_alone(plan: KernelPlan) -> KernelPlan:
     Those that walk keep what they do of the next row: the words of a lone member are there when it asks.
     """
     schedule, group = plan.schedule, plan.schedule.group
-    if group is None:
+    if group is None or isinstance(group.exchange, WithRanks):  # those are planned as one program's for an interpreter
         return plan
     if plan.space.walked:
         return replace(plan, schedule=schedule.shared_by(1, group.at_once))

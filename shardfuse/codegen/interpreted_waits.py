@@ -29,7 +29,7 @@ _AWAIT = '''from shardfuse.codegen import interpreted_waits as waits
 @triton.jit
 def {name}({pointers}, epoch, row, limit, report, names_ptr):
     """The values that all ranks have for ``row``, once every word carries ``epoch``; NaN for what does not come."""
-    {words} = waits.await_words([{pointers}], epoch, {place}, limit, report, names_ptr)
+    {words} = waits.await_words([{pointers}], epoch, {place}, limit, report, names_ptr{of_each})
     return {bits}
 '''
 _POST = """@triton.jit
@@ -51,11 +51,13 @@ def interpreted_push(name: str) -> str:
     return _PUSH.format(name=name)
 
 
-def interpreted_await(name: str, ranks: int) -> str:
-    """The function that waits for one word of each of so many ranks."""
-    bits = (f"tl.where(came{k}, word{k} & 0xFFFFFFFF, {NAN}).to(tl.int32)" for k in range(ranks))
-    words = ", ".join(f"word{k}, came{k}" for k in range(ranks))
-    return _AWAIT.format(name=name, pointers=_names(ranks), words=words, bits=", ".join(bits), place=_place("epoch"))
+def interpreted_await(name: str, count: int, of_each: int) -> str:
+    """The function that waits for words at so many addresses, ``of_each`` of them of each rank."""
+    bits = (f"tl.where(came{k}, word{k} & 0xFFFFFFFF, {NAN}).to(tl.int32)" for k in range(count))
+    words, place = ", ".join(f"word{k}, came{k}" for k in range(count)), _place("epoch")
+    own = f", {of_each}" if of_each > 1 else ""
+    pointers = _names(count)
+    return _AWAIT.format(name=name, pointers=pointers, words=words, bits=", ".join(bits), place=place, of_each=own)
 
 
 def interpreted_post(name: str, peers: int) -> str:
@@ -77,7 +79,9 @@ def _names(count: int) -> str:
     return ", ".join(f"ptr{k}" for k in range(count))
 
 
-def await_words(pointers: Sequence[Any], epoch: Any, place: Any, limit: Any, report: Any, names_ptr: Any) -> Any:
+def await_words(
+    pointers: Sequence[Any], epoch: Any, place: Any, limit: Any, report: Any, names_ptr: Any, of_each: int = 1
+) -> Any:
     """The words at ``pointers``, and of each whether it carries ``epoch``; one after the other."""
     mask, is_waiting = 0xFFFFFFFF, _number(limit) > 0
     wanted = _number(epoch) & mask
@@ -89,7 +93,7 @@ def await_words(pointers: Sequence[Any], epoch: Any, place: Any, limit: Any, rep
         ahead = [((found - wanted) & mask).astype("int64") for found in flags]
         return late, any(((a > 0) & (a <= LATER)).any() for a in ahead)
 
-    words = _polled(pointers, missing, place, limit, report, names_ptr)
+    words = _polled(pointers, missing, place, limit, report, names_ptr, of_each)
     came = [(w >> 32) & mask == wanted if is_waiting else w == w for w in words]
     return tuple(x for pair in zip(words, came, strict=True) for x in pair)
 
@@ -106,7 +110,9 @@ def await_turn(pointers: Sequence[Any], turn: Any, place: Any, limit: Any, repor
     return int(_number(limit) > 0 and missing(flags)[0] is not None)
 
 
-def _polled(pointers: Sequence[Any], missing: Any, place: Any, limit: Any, report: Any, names_ptr: Any) -> list[Any]:
+def _polled(
+    pointers: Sequence[Any], missing: Any, place: Any, limit: Any, report: Any, names_ptr: Any, of_each: int = 1
+) -> list[Any]:
     """What stands at ``pointers`` when nothing is missing, or when the wait for it is over."""
     tl = cast(Any, importlib.import_module("triton.language"))
     patience, since, rest = _number(limit), time.monotonic_ns(), 50e-6
@@ -118,7 +124,7 @@ def _polled(pointers: Sequence[Any], missing: Any, place: Any, limit: Any, repor
             return words
         if is_gone or time.monotonic_ns() - since > patience:
             where = place.handle.data.reshape(-1)[0]
-            tl.store(report, tl.load(names_ptr + late) | int(where))
+            tl.store(report, tl.load(names_ptr + late // of_each) | int(where))
             return words
         time.sleep(rest)  # other threads and ranks run
         rest = min(2 * rest, 5e-3)

@@ -7,8 +7,8 @@ all of them have the same bits.
 
 A rank's slots are indexed by what all ranks of a program agree on, never by program or turn, in two sets::
 
-    slots   [rows, statistics, ranks]   int64; rows: kept elements, up to whole blocks
-            [rows, ranks, words]        of a tensor that is sent, two 16-bit elements in a word
+    slots   [rows, statistics, ranks, members]   int64; rows: kept elements, up to whole blocks
+            [rows, ranks, words]                 of a tensor that is sent, two 16-bit elements in a word
 
 Kernels of the same ranks share slots, whatever they exchange (``executor/symmetric_slots.py``): a word of another is of
 an earlier launch.
@@ -101,8 +101,15 @@ def slots_of(plan: KernelPlan) -> int:
     exchange = plan.rank_exchange
     if exchange.is_in_rows:
         return flags_of_rows(exchange) + 2 * exchange.programs * (exchange.ranks - 1) * row_elements(plan) // 4
-    each = len(exchange.statistics) + (sent_words(plan) if exchange.sent is not None else 0)
-    return 2 * (exchanged_rows(plan) * each * exchange.ranks + member_words(plan))
+    return 2 * (words_of_ranks(plan) + member_words(plan))
+
+
+def words_of_ranks(plan: KernelPlan) -> int:
+    """64-bit words of a set of slots in which ranks give each other statistics, and what is sent in words."""
+    exchange = plan.rank_exchange
+    each = len(exchange.statistics) * exchange.parts
+    each += sent_words(plan) * exchange.ranks if exchange.sent is not None else 0
+    return exchanged_rows(plan) * each
 
 
 def exchanged_rows(plan: KernelPlan) -> int:
@@ -125,8 +132,9 @@ def member_words(plan: KernelPlan) -> int:
 
 
 def row_reductions(plan: KernelPlan) -> list[Expr]:
-    """Those of which each program of a row has a part; a block of a row is of one program."""
-    return [e for e in plan.segment.exprs if isinstance(e.op, Reduce) and not plan.space.has_r(e.output)]
+    """Those of one rank of which each program of a row has a part; a block of a row is of one program."""
+    own = (e for e in plan.segment.exprs if isinstance(e.op, Reduce) and not plan.space.has_r(e.output))
+    return [e for e in own if e.output not in plan.rank_exchange.statistics]
 
 
 def row_elements(plan: KernelPlan) -> int:
@@ -185,20 +193,50 @@ def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:
     if not parts:
         return
     exchange = e.plan.rank_exchange
-    ranks, statistics, is_one_row = exchange.ranks, exchange.statistics, not e.tile.x_lanes
-    wait, warps = f"await_{ranks}", e.schedule.launch.warps
+    count, statistics, is_one_row = exchange.parts, exchange.statistics, not e.tile.x_lanes
+    of_each, warps = count // exchange.ranks, e.schedule.launch.warps
+    wait, own = f"await_{count}", f"rank * {of_each} + member" if of_each > 1 else "rank"
     e.helpers["push"] = push_text("push", is_one_row=is_one_row, interpret=e.interpret)
-    e.helpers[wait] = await_text(wait, ranks, is_one_row=is_one_row, warps=warps, interpret=e.interpret)
+    e.helpers[wait] = await_text(
+        wait, count, is_one_row=is_one_row, warps=warps, interpret=e.interpret, of_each=of_each
+    )
     for expr, text in parts:
         out = expr.output
         write_part(e, expr, text)
-        slot = f"{row_of(e)} * {len(statistics) * ranks}"
-        e.out.line(f"{out}_slot = {plus(slot, statistics.index(out) * ranks)}")
-        for k in range(ranks):
-            e.out.line(f"push(slots_{k} + {out}_slot + rank, epoch, {out}_part)")
+        slot = f"{row_of(e)} * {len(statistics) * count}"
+        e.out.line(f"{out}_slot = {plus(slot, statistics.index(out) * count)}")
+        for k in range(exchange.ranks):
+            e.out.line(f"push(slots_{k} + {out}_slot + {own}, epoch, {out}_part)")
     for expr, _ in parts:
-        slots = [plus(f"own + {expr.output}_slot", k) for k in range(ranks)]
-        write_whole(e, expr, wait, [*slots, "epoch", row_of(e), "limit, report, names_ptr"], ranks)
+        slots = [plus(f"own + {expr.output}_slot", k) for k in range(count)]
+        write_whole(e, expr, wait, [*slots, "epoch", row_of(e), "limit, report, names_ptr"], count)
+
+
+def write_members(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:
+    """Reductions of which each program of a row has a part, and which are of this rank alone: its programs give each
+    other theirs.
+
+    They are of one GPU and run at once, so that a wait for them is as long as the one for another rank, which ends
+    first.
+    """
+    if not parts:
+        return
+    plan = e.plan
+    members, rows, warps = plan.rank_exchange.members, exchanged_rows(plan), e.schedule.launch.warps
+    first, every = words_of_ranks(plan), row_reductions(plan)
+    e.helpers["push"] = push_text("push", is_one_row=True, interpret=e.interpret)
+    e.helpers["await_members"] = await_text(
+        "await_members", members, is_one_row=True, warps=warps, interpret=e.interpret, of_each=members
+    )
+    for expr, text in parts:
+        out, at = expr.output, first + every.index(expr) * rows * members
+        write_part(e, expr, text)
+        e.out.line(f"{out}_at = own + {at} + {row_of(e)} * {members}")
+        e.out.line(f"push({out}_at + member, epoch, {out}_part)")
+    for expr, _ in parts:
+        slots = [plus(f"{expr.output}_at", k) for k in range(members)]
+        given = [*slots, "epoch", row_of(e), "2 * limit, report, names_ptr + rank"]
+        write_whole(e, expr, "await_members", given, members)
 
 
 def write_part(e: Emitter, expr: Expr, text: str) -> None:

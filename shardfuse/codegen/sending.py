@@ -17,7 +17,7 @@ from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
 from .exchange_functions import await_text, push_text
 from .indexing import plus
-from .mesh_exchange import exchanged_rows, row_of, row_reductions, sent_words, write_part, write_whole
+from .mesh_exchange import exchanged_rows, row_of, sent_words
 from .source import Text
 from .tile import Chunk
 from .words import UNPACK
@@ -53,32 +53,6 @@ class Sending(Emitter):
             for slots in to:
                 at = plus(f"{slots} + {source}_slot + rank * {words}", self._start(chunk))
                 self.out.line(f"push_words({at}, epoch, {name})")
-
-    def add_up(self, parts: Sequence[tuple[Expr, str]]) -> None:
-        """Reductions of which each program of a row has a part: the programs give each other theirs.
-
-        They are of one GPU and run at once, so that a wait for them is as long as the one for another rank, which ends
-        first.
-        """
-        if not parts:
-            return
-        exchange = self.plan.rank_exchange
-        members, rows, warps = exchange.members, exchanged_rows(self.plan), self.schedule.launch.warps
-        first = exchange.ranks * rows * sent_words(self.plan)
-        every = row_reductions(self.plan)
-        self.helpers["push"] = push_text("push", is_one_row=True, interpret=self.interpret)
-        self.helpers["await_members"] = await_text(
-            "await_members", members, is_one_row=True, warps=warps, interpret=self.interpret, is_one_name=True
-        )
-        for expr, text in parts:
-            out, at = expr.output, first + every.index(expr) * rows * members
-            write_part(self, expr, text)
-            self.out.line(f"{out}_at = own + {at} + {row_of(self)} * {members}")
-            self.out.line(f"push({out}_at + member, epoch, {out}_part)")
-        for expr, _ in parts:
-            slots = [plus(f"{expr.output}_at", k) for k in range(members)]
-            given = [*slots, "epoch", row_of(self), "2 * limit, report, names_ptr + rank"]
-            write_whole(self, expr, "await_members", given, members)
 
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         if not isinstance(expr.op, OfRank):

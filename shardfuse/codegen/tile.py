@@ -163,7 +163,7 @@ class Tile:
     def part_start(self) -> str:
         """Text of where a program's part of a row begins, with a plus behind it; "" where it has all of the row."""
         exchange = self.plan.exchange
-        if exchange is None or exchange.members == 1:
+        if exchange is None or exchange.members == 1 or self.schedule.members:
             return ""
         return f"member * {self.r_total // exchange.members} + "
 
@@ -180,7 +180,8 @@ class Tile:
             return [Chunk("", 0, 1, False, block)]
         exchange, members = self.plan.exchange, self.schedule.members
         span = self.share if members else self.span // exchange.members if exchange is not None else self.span
-        assert exchange is None or exchange.members == 1 or span % block == 0, "words of a block have no mask"
+        is_cut = exchange is not None and exchange.members > 1 and not members
+        assert not is_cut or span % block == 0, "words of a block have no mask"
         is_aligned, starts = self.schedule.is_aligned_down, range(0, span, block)
         found: list[Chunk] = []
         for k, start in enumerate(starts):

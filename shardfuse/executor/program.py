@@ -201,7 +201,7 @@ class ProgramBuilder(CollectiveSteps):
             self.meta[t] = result
 
     def views(self, segment: Segment) -> Callable[..., object]:
-        """What gives the outputs for the inputs: of each call it asks torch alone."""
+        """What gives the outputs for the inputs.  Of a view all but the tensor is looked up before."""
         each = [self.view(e) for e in segment.exprs]
         if len(each) == 1:
             return each[0]

@@ -264,6 +264,16 @@ class BoundDomain:
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
         """The shape of ``rank``'s piece, one extent per logical axis."""
+        known = self._local_shapes
+        if rank not in known:
+            known[rank] = self._local_shape(rank)
+        return known[rank]
+
+    @cached_property
+    def _local_shapes(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def _local_shape(self, rank: int) -> tuple[int, ...]:
         coordinates = self.coordinates(rank)
         shape: list[int] = []
         for whole, axis in zip(self.logical, self.local_axes(), strict=True):

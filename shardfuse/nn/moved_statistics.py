@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import cast
 
 import torch
 
 from ..executor.tensor_guard import Check, check_of
-from .tensor_kinds import are_torchs, modes
+from .tensor_kinds import PLAIN, are_torchs, modes, plain_metadata_of
 
 Statistics = tuple[torch.Tensor, ...]
 """Mean and unbiased variance of each channel."""
 _KEPT = 256
 """Sizes for which it is known what tensors one kernel moves."""
-_one_kernels: dict[tuple[int, torch.Size], Check] = {}
-"""By how many tensors there are, and the shape of the first: are they like some that one kernel moved before?"""
+_one_kernels: dict[Hashable, Check] = {}
+"""By how many tensors there are, and what the first is like: are they like some that one kernel moved before?"""
 
 
 def move_towards(
@@ -57,7 +58,9 @@ def _is_for_one_kernel(running: Statistics, batch: Statistics, count: torch.Tens
     if torch.compiler.is_compiling() or len(batch) != 2:
         return False
     everything = (*running, *batch) if count is None else (*running, *batch, count)
-    key = len(everything), running[0].shape
+    if not PLAIN.issuperset(map(type, everything)):
+        return False
+    key = len(everything), plain_metadata_of(running[0])
     known = _one_kernels.get(key)
     if known is not None and known(*everything) and not modes():
         return True

@@ -2,7 +2,8 @@
 """Launches of a Triton function by what it was compiled to for such arguments before.
 
 Triton's own entry looks up in each call what it has compiled, by the arguments' types and by what it is told of their
-values: 25 us and more of the host's time.  Here that is found by a tuple of the same facts.
+values: 25 us and more of the host's time.  Here that is found by a tuple of the same facts, once for a process:
+settings of Triton for debugging and instrumentation count where they are made before a first launch.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Number = int | float
 class Launches:
     """``launch(grid, tensors, numbers, constants)`` of ``function``, on the GPU of the first tensor.
 
-    tensors, numbers: its first arguments, in their order.  constants: the others by name, which each value has a kernel
-    of its own for, and Triton's options; settings of the caller, not of a call's sizes.
+    tensors, numbers: its first arguments, in their order.  constants: its constexpr arguments by name, and options of
+    Triton's such as num_warps, always in one order; each combination of values is a kernel of its own.
     """
 
     def __init__(self, function: Any) -> None:
@@ -52,6 +53,7 @@ class Launches:
             compiled[whole](*tensors, *numbers, *own)
             return
         found = self._function[grid](*tensors, *numbers, **constants)
+        found = found.result() if hasattr(found, "result") else found  # of one that is compiled by another thread
         if found is not None:  # under the interpreter there is none
             if len(self._compiled) >= _KEPT:
                 self._compiled.clear()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
+from .long_rows import has_nothing_somewhere
 from .plan import KernelPlan
-from .rows_read_again import has_nothing_somewhere
 
 
 class Form(Enum):
@@ -27,6 +27,7 @@ class Form(Enum):
     FURTHER = "rows that each of more than two ranks makes"
     BLOCKS = "rows with reductions of each of their blocks"
     LONG = "statistics of rows that are read again, as no program holds them"
+    SHARED = "statistics of rows that several programs of each rank hold"
     NONE_SOMEWHERE = "statistics of rows of which some rank has nothing"
 
 
@@ -54,6 +55,8 @@ def exchanged_form(plan: KernelPlan) -> Form:
         return of_two if exchange.ranks == 2 else Form.FURTHER
     if not plan.schedule.is_held:
         return Form.NONE_SOMEWHERE if has_nothing_somewhere(plan.space, exchange) else Form.LONG
+    if exchange.sent is None and exchange.members > 1:
+        return Form.SHARED
     if exchange.sent is not None:
         return Form.ROWS if exchange.is_in_rows else Form.WORDS
     if exchange.is_alike:

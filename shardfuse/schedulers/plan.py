@@ -15,7 +15,7 @@ from ..segments.segment import Segment, leading_to
 from .features import Features
 from .limits import WARP, WIDEST_LOAD
 from .schedule import RowLoop, Schedule, Sides
-from .schedule_parts import REGISTERS_OF_A_THREAD, refuse
+from .schedule_parts import REGISTERS_OF_A_THREAD, WithRanks, refuse
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RankExchange:
     ``is_claimed``: are they several on a multiprocessor?  Then those that start claim their numbers, on multiprocessors
     that NCCL never needs alone.  Else the kernel's grid is no larger than there are such multiprocessors.
     ``is_in_rows``: is ``sent`` sent row by row, a flag behind each, instead of in words that are their own flags?
-    ``members``: how many programs share a row of what is sent in words; each has as much of it.
+    ``members``: how many programs of a rank share a row: of what is sent in words, or of the group that holds it.
     ``is_uneven``: have some ranks more of each row than others?
     ``gathered``: a result of this rank's rows that all ranks are given, row by row.  ``sent``, if anything, is then cut
     as it is, and each rank is given those elements of its own rows alone.
@@ -52,6 +52,11 @@ class RankExchange:
     def ranks(self) -> int:
         """How many exchange."""
         return self.mesh.extent(self.parallel_type)
+
+    @property
+    def parts(self) -> int:
+        """Programs of all ranks that have a part of each statistic."""
+        return self.ranks * (self.members if self.sent is None else 1)
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,10 @@ class KernelPlan:
         blocks = self.schedule.is_held and self.schedule.group is None and self.schedule.split is None
         refuse(bool(self.space.block) and not blocks, f"{self.name} has blocks of rows, which one program holds")
         refuse(self.schedule.reduced < self.space.block_size, f"{self.name} cuts its rows within blocks")
+        members = self.exchange.members if self.exchange is not None and self.exchange.sent is None else 1
+        is_of_ranks = isinstance(self.schedule.exchange, WithRanks)
+        refuse(is_of_ranks and self.schedule.members != members, f"{self.name} has a group of others than its ranks do")
+        refuse(members > 1 and not is_of_ranks, f"{self.name} has {members} programs for a row that none shares")
         taken = launch.warps * WARP * (launch.registers or REGISTERS_OF_A_THREAD[0])
         refuse(taken > self.device.registers, f"{taken} registers of a program, {self.device.registers} there are")
 

@@ -35,9 +35,9 @@ from ..segments.space import Space, analysed
 from .exchange_room import MANY_WARPS, WARPS_OF_ROWS, free_multiprocessors
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
+from .long_rows import has_nothing_somewhere, held_by_members, read_again, why_not_read_again
 from .persistent import by_one_program, in_registers, in_whole_blocks, too_long
 from .plan import KernelPlan, RankExchange
-from .rows_read_again import has_nothing_somewhere, read_again, why_not_read_again
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
 
@@ -129,10 +129,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     if not space.is_inner or space.walked or space.in_columns.grouped:
         return "what is reduced is not innermost"
     sent = exchange.sent or exchange.gathered
-    if sent is None and _is_read_again(space, exchange):
-        refusal = why_not_read_again(space, exchange, is_too_long=_is_too_long(space))
-    else:
-        refusal = too_long(space)
+    refusal = too_long(space) if sent is not None else _why_not_by_rows(space, exchange)
     if refusal is not None:
         return refusal
     if space.kept > _MOST_ROWS:
@@ -147,9 +144,22 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     return None if sent is None else why_not_sent(sent, space)
 
 
+def _why_not_by_rows(space: Features, exchange: RankExchange) -> str | None:
+    """Why no program, or group of them, has a row of which statistics are exchanged."""
+    if not _is_read_again(space, exchange) or _by_members(space, exchange) is not None:
+        return None
+    return why_not_read_again(space, exchange, is_too_long=_is_too_long(space))
+
+
 def _is_read_again(space: Features, exchange: RankExchange) -> bool:
     """Do registers not hold the rows of statistics, or has a rank nothing of them?"""
     return _is_too_long(space) or has_nothing_somewhere(space, exchange)
+
+
+def _by_members(space: Features, exchange: RankExchange) -> Schedule | None:
+    """Rows that no program holds, held by several; ``None`` where they are not."""
+    most = _indexed_held(space.device) * WARP * WARPS_OF_ROWS if _is_indexed(space) else space.reduced
+    return held_by_members(space, exchange, most) if _is_too_long(space) else None
 
 
 def _is_too_long(space: Features) -> bool:
@@ -175,8 +185,9 @@ def _uneven(segment: Segment, exchange: RankExchange) -> list[BoundTensor]:
 
 
 def _alike(exchange: RankExchange, space: Space) -> list[BoundTensor]:
-    """Results of which all ranks have as much, but for statistics."""
-    return [t for t in space.segment.outputs if not space.has_r(t) and t not in exchange.statistics]
+    """Results of which all ranks have as much, but for statistics; of partial sums each rank has its own."""
+    outputs = [t for t in space.segment.outputs if not space.has_r(t) and t not in exchange.statistics]
+    return [t for t in outputs if not t.domain.digits_on(exchange.parallel_type)]
 
 
 def _is_of_rows(result: BoundTensor, exchange: RankExchange, space: Space) -> bool:
@@ -287,16 +298,17 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     space = features(segment, device)
     is_gathered = found.exchange.gathered is not None
     is_sent = is_gathered or found.exchange.sent is not None
-    is_looped = not is_sent and _is_read_again(space, found.exchange)
-    schedule = read_again(space) if is_looped else _in_fewest_turns(space, device, is_sent=is_sent)
-    free, members = free_multiprocessors(device.multiprocessors), 1
+    shared = None if is_sent else _by_members(space, found.exchange)
+    is_looped = shared is None and not is_sent and _is_read_again(space, found.exchange)
+    schedule = shared or (read_again(space) if is_looped else _in_fewest_turns(space, device, is_sent=is_sent))
+    free, members = free_multiprocessors(device.multiprocessors), max(schedule.members, 1)
     in_rows = is_gathered or (is_sent and is_in_rows(space))
     if is_sent:
         members = members_of(space, free, in_rows=in_rows)
         schedule = for_words(schedule, space, members, in_rows=in_rows)
     elif schedule.kept > 1:
         schedule = _one_row(space)
-    is_indexed = not (is_sent or is_looped) and _is_indexed(space)
+    is_indexed = not (is_sent or is_looped or shared) and _is_indexed(space)
     schedule = in_whole_blocks(_indexed(schedule, space) if is_indexed else schedule, space)
     launch = schedule.launch
     programs, registers = _resident(device, WARPS_OF_ROWS, launch), device.bound(max(WARPS_OF_ROWS, launch.warps))
@@ -320,4 +332,5 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         is_alike=is_uneven and bool(_alike(found.exchange, space)),
     )
     schedule = replace(schedule, launch=launch)
-    return (replace(KernelPlan.of("exchange", space, schedule), exchange=exchange),)
+    made = KernelPlan.of("exchange", space, replace(schedule, group=None))  # a group of ranks has its exchange
+    return (replace(made, schedule=schedule, exchange=exchange),)

@@ -33,6 +33,7 @@ from .schedule_parts import (
     Sides,
     Split,
     Tile,
+    WithRanks,
     in_words,
     refuse,
 )
@@ -95,6 +96,8 @@ class Schedule:
             case Lagged(rows=rows):
                 refuse(not self.is_held or self.kept > 1, "who reads ahead holds one row at a time")
                 refuse(rows > 1 and isinstance(self.order, RowLoop), "a row loop reads one turn ahead")
+            case WithRanks():
+                refuse(not self.is_held or self.kept > 1, "a group whose ranks exchange holds one row at a time")
 
     def _check_split(self) -> None:
         if self.split is None or isinstance(self.order, RowLoop):

@@ -170,7 +170,13 @@ class Lagged:
         refuse(self.rows not in (1, 2), f"{self.rows} rows are read ahead")
 
 
-Exchange = Immediate | Lagged
+@dataclass(frozen=True)
+class WithRanks:
+    """Programs of a group give their partial results to one another and to the groups of other ranks that have the same
+    row, in words of ``RankExchange``."""
+
+
+Exchange = Immediate | Lagged | WithRanks
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from exchange_cases import (
     kernel_of,
     piece_of_output,
     plan_of,
+    with_room,
 )
 from exchange_fusions import BACKWARD, LOG_PROB, OF_COLUMNS, OF_SUMMANDS, PROGRAMS, SOFTMAX_BACKWARD
 from exchange_images import LONG, ImageNorm
@@ -36,6 +37,7 @@ from shardfuse.codegen.source import KernelSource
 from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import Launch
 from shardfuse.ir.expr import BoundTensor
+from shardfuse.schedulers.exchange_forms import Form, exchanged_form
 from shardfuse.schedulers.exchange_room import LEFT_FREE
 
 pytestmark = pytest.mark.gpu
@@ -194,20 +196,23 @@ def test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(
         assert all(torch.equal(own[out], job.tensors[0][out]) for own in job.tensors)
 
 
+@pytest.mark.parametrize("members", [1, 4])
 @pytest.mark.parametrize("kind", ["rms_norm", "layer_norm", "softmax", "add_rms_norm", LOG_PROB, SOFTMAX_BACKWARD])
-@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 80000, 2), (30, 66001, 2), (5, 131072, 3)])
-def test_rows_that_no_program_holds(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
-    """Read again in each phase."""
-    job = Job(kind, rows, n, ranks, tmp_path)
-    for _ in range(2):
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 80000, 2), (12, 66001, 2), (5, 131072, 3)])
+def test_rows_that_no_program_holds(kind: str, rows: int, n: int, ranks: int, members: int, tmp_path: Path) -> None:
+    """Read again in each phase, or held by several."""
+    job = Job(kind, rows, n, ranks, tmp_path, with_room(rows, members))
+    assert exchanged_form(job.plan) is (Form.SHARED if members > 1 else Form.LONG)
+    for _ in range(5):
         job.clear()
         job.launch()
         job.check()
 
 
+@pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("norm", LONG)
-def test_channels_and_groups_of_images(norm: ImageNorm, tmp_path: Path) -> None:
-    plan, given = norm.plan(), norm.inputs()
+def test_channels_and_groups_of_images(norm: ImageNorm, members: int, tmp_path: Path) -> None:
+    plan, given = norm.plan(with_room(norm.rows, members)), norm.inputs()
     world = Ranks(plan, GPU)
     launches, tensors = world.launches(tmp_path), norm.pieces(world, given)
     streams = [torch.cuda.Stream(GPU) for _ in launches]

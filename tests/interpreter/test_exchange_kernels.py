@@ -34,7 +34,7 @@ from shardfuse.codegen.claims import within
 from shardfuse.codegen.exchange_functions import GONE
 from shardfuse.codegen.mesh_exchange import flags_of_rows, row_elements
 from shardfuse.codegen.source import KernelSource
-from shardfuse.device import H200
+from shardfuse.device import H200, Device
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.op import Reduce
 from shardfuse.schedulers import sent_words
@@ -62,10 +62,15 @@ def run(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (5, 96, 3), (1, 2048, 4)])
 def test_what_all_ranks_have_together(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
-    plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows))
+    check_together(kind, rows, n, ranks, tmp_path)
+
+
+def check_together(kind: str, rows: int, n: int, ranks: int, directory: Path, device: Device = H200) -> None:
+    """What all ranks make of a program, compared with torch."""
+    plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows, device))
     world, given = Ranks(plan, torch.device("cpu")), inputs(kind, rows, n, torch.bfloat16, ranks)
     tensors = [world.pieces(kind, r, given) for r in range(ranks)]
-    run(world, tensors, tmp_path)
+    run(world, tensors, directory)
     wide, eager = expected(kind, [v.double() for v in given]), expected(kind, [v.float() for v in given])
     for k, out in enumerate(plan.segment.outputs):
         for rank, t in enumerate(tensors):
@@ -80,9 +85,9 @@ def test_ranks_with_more_or_less_of_each_row(kind: str, rows: int, n: int, ranks
     test_what_all_ranks_have_together(kind, rows, n, ranks, tmp_path)
 
 
-def check_program(kind: str, rows: int, n: int, ranks: int, directory: Path) -> KernelPlan:
+def check_program(kind: str, rows: int, n: int, ranks: int, directory: Path, device: Device = H200) -> KernelPlan:
     """The kernel of a program, with what all ranks make of it compared; where they have the same, bit by bit."""
-    plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows, columns=n))
+    plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows, device, columns=n))
     world, given = Ranks(plan, torch.device("cpu")), inputs(kind, rows, n, torch.bfloat16, ranks)
     tensors = [world.pieces(kind, rank, given) for rank in range(ranks)]
     run(world, tensors, directory)
@@ -140,12 +145,16 @@ def test_a_backward_over_a_sharded_axis(kind: str, rows: int, n: int, ranks: int
 def test_a_loss_over_a_sharded_vocabulary_is_the_same_bits_on_all_ranks(
     rows: int, n: int, ranks: int, tmp_path: Path
 ) -> None:
+    check_loss(rows, n, ranks, tmp_path)
+
+
+def check_loss(rows: int, n: int, ranks: int, directory: Path, device: Device = H200) -> None:
     """Its largest logit, sum and picked logit are exchanged in one kernel, of which ranks have unlike ones."""
-    plan = kernel_of(plan_of(define(LOSS, n, ranks, DataType.BFloat16), rows))
+    plan = kernel_of(plan_of(define(LOSS, n, ranks, DataType.BFloat16), rows, device))
     assert (len(plan.exchange.statistics), plan.exchange.is_alike) == (3, n % ranks != 0)
     world, given = Ranks(plan, torch.device("cpu")), inputs(LOSS, rows, n, torch.bfloat16, ranks)
     tensors = [world.pieces(LOSS, rank, given) for rank in range(ranks)]
-    run(world, tensors, tmp_path)
+    run(world, tensors, directory)
     (wide,), (eager,) = (expected(LOSS, [v.to(t) for v in given]) for t in (torch.float64, torch.float32))
     (out,) = plan.segment.outputs
     assert_near(tensors[0][out], wide, eager, n=4, what="loss")

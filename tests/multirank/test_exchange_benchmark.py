@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks import exchange, exchange_workloads, tails
 from benchmarks.calls import run_calls
-from benchmarks.exchange import WAIT, run_exchange
+from benchmarks.exchange import WAIT, run_exchange, run_images
 from benchmarks.exchange_images import IMAGES, SYNCHRONISED
 from benchmarks.exchange_ranks import COLLECTIVES, NCCL, ONE_SHOT, TWO_SHOT, Ranks
 from benchmarks.exchange_verdicts import Measured, judged, largest_error
@@ -50,25 +50,33 @@ class Summed(SymmetricBuffer):
         return summand
 
 
-def case_of(pg, name: str = "") -> Case:
-    """name: of the workload that is given it."""
-    return Case.parse(f"{2 * pg.size}x4x{2 * pg.size}x8:groups=2" if name in IMAGES else f"3x{64 * pg.size}")
+def case_of(pg) -> Case:
+    return Case.parse(f"3x{64 * pg.size}")
 
 
 def ranks_of(pg, buffer: SymmetricBuffer | None = None) -> Ranks:
     return Ranks(DeviceMesh(range(pg.size)), pg.device, buffer)
 
 
+@pytest.mark.parametrize("name", IMAGES)
+def test_every_peer_of_images_is_right(name: str, pg) -> None:
+    (rows,) = run_images([Case.parse(f"{2 * pg.size}x4x{2 * pg.size}x8:groups=2")], pg.device, [name], rounds=1)
+    in_step = [row for row in rows if row.workload == IMAGES[name][0]]
+    theirs = [SYNCHRONISED] if "batch" in name and pg.device.type == "cuda" else []
+    assert [row.impl for row in in_step] == [OWN, COLLECTIVES, NCCL, *theirs]
+    assert not any(row.note for row in rows if row.impl != SYNCHRONISED), rows
+    assert all(row.us and row.p99 for row in rows)
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_peer_is_right(name: str, pg, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = case_of(pg, name)
+    case = case_of(pg)
     memory = torch.empty(case.shape[0] * case.columns * 2, dtype=torch.uint8, device=pg.device)
     monkeypatch.setattr(SymmetricBuffer, "made", lambda device, size: Summed(memory, "") if size else "")
     (rows,) = run_exchange([case], pg.device, [name], rounds=1)
     in_step = [row for row in rows if row.workload == WORKLOADS[name][0]]
     late = [row for row in rows if row.workload == f"{WORKLOADS[name][0]}, odd ranks late"]
     peers = {"softmax": [], "rms_norm_backward": [], "sequence": [], "rms_norm": [ONE_SHOT], "layer_norm": [ONE_SHOT]}
-    peers |= {image: [SYNCHRONISED] if "batch" in image and pg.device.type == "cuda" else [] for image in IMAGES}
     impls = [OWN, COLLECTIVES, NCCL, *peers.get(name, [ONE_SHOT, TWO_SHOT])]
     assert [row.impl for row in in_step] == impls
     assert [row.impl for row in late] == [*impls, WAIT]

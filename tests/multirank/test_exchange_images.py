@@ -32,7 +32,7 @@ NORMS = {
     "group norm": (lambda **where: nn.GroupNorm(2, 8, EPS, input=Shard(2), **where), (2, 8, 128, 256), 2, 2),
     "uneven group norm": (lambda **where: nn.GroupNorm(2, 8, EPS, input=Shard(2), **where), (2, 8, 97, 256), 2, 2),
 }
-"""By name: the module, the sizes of the whole, the dim that ranks share, groups. One has more than 64 KB on a rank."""
+"""By name: the module, the sizes of the whole, the dim that ranks share, groups. Of two ranks each has over 64 KB."""
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int) -> torch.Tensor:
@@ -67,8 +67,7 @@ class Trial:
         """This rank's, of an image; vectors are whole."""
         if t.ndim == 1:
             return t
-        cuts = torch.linspace(0, t.shape[self.dim], self.mesh.size + 1).ceil().long().diff()
-        return t.split(cuts.tolist(), self.dim)[dist.get_rank()]
+        return self.mesh.shard_tensor(t, self.dim)
 
     def step(self) -> Tensors:
         parameters = list(self.module.parameters())
@@ -124,9 +123,9 @@ def test_out_of_step_and_in_graphs(
     trial.check()
 
 
-@pytest.mark.parametrize("classes", [40000, 40002])
+@pytest.mark.parametrize(("rows", "classes"), [(70, 40000), (70, 40001), (5, 128256), (5, 99999)])
 def test_a_loss_of_many_classes(
-    classes: int, arena: symmetric.Arena, pg: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+    rows: int, classes: int, arena: symmetric.Arena, pg: ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
     mesh = DeviceMesh(range(pg.size))
@@ -134,11 +133,11 @@ def test_a_loss_of_many_classes(
     made = torch.Generator().manual_seed(3)
     logits, target = (
         torch.randn(70, classes, generator=made).bfloat16() * 3,
-        torch.randint(classes, (70,), generator=made),
+        torch.randint(classes, (rows,), generator=made),
     )
     mine = mesh.shard_tensor(logits, 1).contiguous().to(pg.device).requires_grad_()
     before = sum(arena.order.launches().values())
-    found = loss(mine, target.to(pg.device))
+    found = loss(mine, target.to(pg.device), unsharded=logits.shape)
     assert sum(arena.order.launches().values()) == before + 1, "one kernel, which exchanges"
     (of_logits,) = torch.autograd.grad(found.sum(), mine)
     wide = logits.double().requires_grad_()

@@ -1,25 +1,58 @@
-"""Rows that no program holds, in kernels whose ranks exchange: each phase reads them again, later ones from L2."""
+"""Rows that no program holds, in kernels whose ranks exchange: several programs of each rank hold them, where there are
+multiprocessors for so many, or each phase reads them again, later ones from L2."""
 
 from __future__ import annotations
 
 from ..ir.digits import extent
+from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
+from ..ir.op import Pick, Reduce, Statistic
 from .exchange_room import WARPS_OF_ROWS, free_multiprocessors
-from .features import Features
-from .limits import WARP, power_of_two
+from .features import Features, carried
+from .limits import WARP, power_of_two, power_of_two_within
 from .looped import in_loop
 from .persistent import too_long
 from .plan import RankExchange
 from .resources import within_shared
-from .schedule import Schedule
+from .schedule import Group, Launch, Schedule, Tile
 from .schedule_cost import instructions_of
+from .schedule_parts import WithRanks
+
+MOST_PARTS = 16
+"""Programs of all ranks that share a row, at most: each of them asks for a word of every other."""
+
+
+def held_by_members(space: Features, exchange: RankExchange, most: int) -> Schedule | None:
+    """A row for each group of programs, which hold it; ``None`` where they do not, or could not all run at once.
+
+    most: elements that a program holds, whatever its bytes.  The more programs, the fewer loads each waits for.
+    """
+    free, block = free_multiprocessors(space.device.multiprocessors), WARPS_OF_ROWS * WARP * space.width
+    parts = power_of_two_within(MOST_PARTS // exchange.ranks)
+    members = min(power_of_two_within(max(free // space.kept, 1)), parts, power_of_two_within(space.reduced // block))
+    if members < 2 or not _may_be_shared(space, exchange):
+        return None
+    if space.row_bytes > members * space.device.row_bytes or space.reduced > members * most:
+        return None
+    launch = Launch(WARPS_OF_ROWS, registers=space.device.bound(WARPS_OF_ROWS))
+    return Schedule(Tile(1, block), group=Group(members, free, WithRanks()), launch=launch)
+
+
+def _may_be_shared(space: Features, exchange: RankExchange) -> bool:
+    """Can programs have parts of a row, and give each other what they have of each reduction, as a float32?"""
+    segment = space.segment
+    if space.block or segment.windows or has_nothing_somewhere(space, exchange):
+        return False
+    if any(isinstance(e.op, Statistic | Pick) for e in segment.exprs):
+        return False
+    return all(carried(e) is DataType.Float for e in segment.exprs if isinstance(e.op, Reduce))
 
 
 def why_not_read_again(space: Features, exchange: RankExchange, *, is_too_long: bool) -> str | None:
-    """Why a program for each row that reads it in each phase takes longer than the collectives that it spares, or
-    cannot be had.
+    """Why there is no program for each row that reads it in each phase, or why collectives between two kernels take no
+    longer.
 
-    is_too_long: would a program not hold the row?  Else some rank has nothing of it.
+    is_too_long: would no program hold the row?  Where one would, some rank has nothing of it, and rows may be many.
     """
     if space.block:
         return too_long(space) or "some rank has nothing of its rows, which are cut into blocks"
@@ -45,7 +78,7 @@ def _why_too_slow(space: Features) -> str | None:
     apart = tuned.two_kernels + 2 * space.kept * space.row_bytes / rates.memory
     if alone <= apart:
         return None
-    return f"{read} bytes of a row that one program reads take {alone:.0f} us, more than two kernels and a collective"
+    return f"{read} bytes of a row that one program reads take {alone:.1f} us, two kernels and a collective {apart:.1f}"
 
 
 def _run_of_one(space: Features) -> int:
