@@ -52,7 +52,7 @@ def with_exchanges(
         return plan
     if why_none is not None:
         return replace(plan, in_kernel=(f"none: {why_none}",) if why_none else ())
-    segments, said = _views_last(plan.segments), list[str]()
+    segments, said, halves = _views_last(plan.segments), list[str](), set[BoundTensor]()
     for whole in [s for s in plan.segments if s.scheduler == "communication"]:
         parts = _by_maker(segments, whole) if are_parted else [whole]
         segments = [part for s in segments for part in (parts if s is whole else [s])]
@@ -73,11 +73,12 @@ def with_exchanges(
                 left.append(call)
             else:
                 segments = _with_readers(plan, found)
+        halves.update(whole.segment.outputs if 0 < len(left) < len(parts) else ())
         segments = _together_again(segments, whole, left)
     if not any(s.scheduler == EXCHANGE for s in segments):
         return replace(plan, in_kernel=tuple(said))
     again = partial(with_exchanges, plan, why_none, why_apart, is_by_default=is_by_default)
-    if has_loops and is_half_exchanged(segments):
+    if has_loops and is_half_exchanged(segments, halves):
         return again(are_parted=are_parted, has_loops=False)
     why = _why_not_these(segments, is_by_default=is_by_default)
     if why is not None and are_parted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from .analysis.communication_table import local_bytes
 from .compiler import Plan, PlannedSegment
@@ -114,12 +114,15 @@ def _why_no_loop(
     return f"no program holds its rows, and a collective comes before it, for {given}" if given is not None else None
 
 
-def is_half_exchanged(segments: Sequence[PlannedSegment]) -> bool:
-    """Does a kernel that exchanges as it reads its rows again make summands of a collective?
+def is_half_exchanged(segments: Sequence[PlannedSegment], halves: Container[BoundTensor]) -> bool:
+    """Is a collective left where a kernel exchanges as it reads its rows again: of what that makes, or of others of the
+    sums that one collective had?
 
-    Then there are as many kernels as without, and one that is slower.
+    Then there are as many launches as without, and one that is slower.  halves: those sums.
     """
-    return _make_summands([s for s in segments if s.scheduler == EXCHANGE and not is_held(s)], segments)
+    loops = [s for s in segments if s.scheduler == EXCHANGE and not is_held(s)]
+    own = (t for s in loops for p in s.kernels for t in p.rank_exchange.statistics)
+    return _make_summands(loops, segments) or any(t in halves for t in own)
 
 
 def _ways(

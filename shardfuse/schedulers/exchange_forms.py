@@ -41,6 +41,7 @@ HAVE_RUN: Mapping[Form, str] = {
     Form.SCATTERED: "2 x H200, 2026-11-28",
     Form.GATHERED: "2 x H200, 2026-11-28",
     Form.LONG: "2 x H200, 2026-11-29",
+    Form.SHARED: "2 x H200, 2026-11-29",
 }
 """On which GPUs, and when."""
 

@@ -132,7 +132,7 @@ def test_a_loss_of_many_classes(
     loss = nn.CrossEntropyLoss(mesh=mesh, logits=Shard(-1), reduction="none")
     made = torch.Generator().manual_seed(3)
     logits, target = (
-        torch.randn(70, classes, generator=made).bfloat16() * 3,
+        torch.randn(rows, classes, generator=made).bfloat16() * 3,
         torch.randint(classes, (rows,), generator=made),
     )
     mine = mesh.shard_tensor(logits, 1).contiguous().to(pg.device).requires_grad_()
