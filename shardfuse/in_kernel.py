@@ -16,7 +16,7 @@ from functools import partial
 
 from .analysis.communication_table import Collective, communication_of
 from .compiler import Plan, PlannedSegment
-from .in_kernel_sums import EXCHANGE, all_ranks, is_half_exchanged, is_held, needed_elsewhere, reduced_within
+from .in_kernel_sums import EXCHANGE, all_ranks, is_half_exchanged, needed_elsewhere, reads_again, reduced_within
 from .ir.expr import BoundTensor, Expr
 from .ir.op import Reduce
 from .mesh import DeviceMesh, ParallelType
@@ -295,7 +295,7 @@ def _with_next_reader(plan: Plan, segments: list[PlannedSegment], k: int) -> lis
     if why_not(found, plan.device) is not None:
         return None
     planned = PlannedSegment(segment, EXCHANGE, (), scheduled(found, plan.device))
-    if is_held(own) and not is_held(planned):
+    if reads_again(planned) and not reads_again(own):
         return None
     return [planned if s is after else s for s in segments if s is not own]
 

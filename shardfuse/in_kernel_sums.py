@@ -11,7 +11,7 @@ from .ir.expr import BoundTensor, Expr
 from .ir.op import Reduce
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.choice import choose_scheduler
-from .schedulers.exchange_forms import why_not_by_default
+from .schedulers.exchange_forms import Form, exchanged_form, why_not_by_default
 from .schedulers.plan import RankExchange
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .segments.segment import Segment, leading_to, segment_of
@@ -56,7 +56,7 @@ def reduced_within(
             planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
             instead = {makers[0]: beside, k: [], readers[0]: [planned, *behind]}
             why = _why_not_so(planned, segments, beside, has_loops=has_loops, is_by_default=is_by_default)
-            if why is None and is_held(planned) and not _make_summands(beside, segments):
+            if why is None and not reads_again(planned) and not _make_summands(beside, segments):
                 return _with(segments, instead)
             others += [] if why is not None else [instead]
         refusal = refusal or why
@@ -69,9 +69,9 @@ def _make_summands(made: Sequence[PlannedSegment], segments: Sequence[PlannedSeg
     return any(not set(m.segment.outputs).isdisjoint(s.inputs) for m in made for s in sums)
 
 
-def is_held(planned: PlannedSegment) -> bool:
-    """Do its kernels read each row once?"""
-    return all(p.schedule.is_held for p in planned.kernels)
+def reads_again(planned: PlannedSegment) -> bool:
+    """Does a kernel that exchanges read rows again that no program holds?"""
+    return any(exchanged_form(p) is Form.LONG for p in planned.kernels)
 
 
 def _with(segments: Sequence[PlannedSegment], instead: dict[int, list[PlannedSegment]]) -> list[PlannedSegment]:
@@ -102,7 +102,7 @@ def _why_no_loop(
     With another kernel for the rest the gradient of a group norm of 2 x 640 x 64 x 64, sharded by rows, took 32 us,
     with a collective between two kernels 25 (2 x H200, in a graph).  Behind a collective there are as many kernels.
     """
-    if is_held(planned):
+    if not reads_again(planned):
         return None
     if not has_loops:
         return "no program holds its rows, and no one kernel has all that is reduced of them"
@@ -120,7 +120,7 @@ def is_half_exchanged(segments: Sequence[PlannedSegment], halves: Container[Boun
 
     Then there are as many launches as without, and one that is slower.  halves: those sums.
     """
-    loops = [s for s in segments if s.scheduler == EXCHANGE and not is_held(s)]
+    loops = [s for s in segments if s.scheduler == EXCHANGE and reads_again(s)]
     own = (t for s in loops for p in s.kernels for t in p.rank_exchange.statistics)
     return _make_summands(loops, segments) or any(t in halves for t in own)
 

@@ -31,6 +31,7 @@ from exchange_cases import (
 )
 from exchange_fusions import BACKWARD, LOG_PROB, OF_COLUMNS, OF_SUMMANDS, PROGRAMS, SOFTMAX_BACKWARD, cut_columns
 from exchange_images import LONG, ImageNorm
+from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -50,6 +51,7 @@ from shardfuse.frontend.exchanges import plan_on, promises, with_exchanges_here
 from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
+from shardfuse.nn import GroupNorm
 from shardfuse.passes.settle_inputs import settle_inputs
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 from shardfuse.schedulers.exchange_forms import HAVE_RUN, Form, exchanged_form
@@ -271,6 +273,35 @@ def test_the_longest_rows_that_a_program_holds(n: int) -> None:
     assert (plan.schedule.launch.warps, plan.schedule.launch.registers) == (32, 64)
     (made,) = compile_all([generate(plan, {t: t.domain.layout(0) for t in plan.segment.tensors}, 0)])
     assert made.spills == 0
+
+
+def test_no_row_is_read_again_where_a_collective_stays() -> None:
+    """Of a softmax the largest element alone would be exchanged in time, the sum behind it not; of the gradient of a
+    group norm that of the weight keeps its collective, which the rest shares."""
+    assert "no one kernel has all that is reduced" in refused(define("softmax", 168000, 2, BF16), 60)
+    module = GroupNorm(32, 640, mesh=DeviceMesh(range(2)), input=Shard(2), parameters="local")
+    image = torch.empty(2, 640, 32, 64, dtype=torch.bfloat16, device="meta")
+    backward = module.bind([image, *(p.detach() for p in module.parameters())], None).backward.fusion
+    settle_inputs(backward)
+    whole = (2, 640, 64, 64)
+    sizes = {i.val: tuple(w if n < 0 else n for n, w in zip(i.val.shape, whole, strict=False)) for i in backward.inputs}
+    for is_by_default in (True, False):
+        plan = compile_fusion(backward, sizes, device=H200, has_cheap_sums=True)
+        made = with_exchanges(plan, is_by_default=is_by_default)
+        assert [s.scheduler for s in made.segments] == ["reduction", "reduction", "communication", "pointwise"]
+        assert "no one kernel has all that is reduced of them" in made.in_kernel[0]
+
+
+def test_short_rows_of_which_a_rank_has_nothing_are_exchanged_behind_a_collective() -> None:
+    """Where kernels are asked for: what is said of long rows is not said of them."""
+    with FusionDefinition() as fd:
+        given = fd.define_tensor([-1, 10], contiguity=True, dtype=BF16)
+        x = fd.ops.cast(given, DataType.Float)
+        scaled = fd.ops.div(x, fd.ops.add(fd.ops.max(fd.ops.abs(x), [0, 1], keepdim=True), 1.0))
+        fd.add_output(fd.ops.sub(scaled, fd.ops.mean(scaled, [-1], keepdim=True)))
+    cut_columns(given, 8, 10)
+    plan = plan_of(fd, 13)
+    assert [exchanged_form(k) for _, k in exchanging(plan)] == [Form.NONE_SOMEWHERE]
 
 
 def test_a_product_beside_a_norm() -> None:

@@ -183,6 +183,54 @@ def test_state_dicts_are_torchs(affine: bool) -> None:
             assert_state_dicts_fit(module(6, affine=affine, track_running_stats=tracked), theirs)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_one_running_statistic_without_the_other(training: bool) -> None:
+    """Before anything is written, in either mode."""
+    x = torch.randn(2, 8, 3, 3)
+    module = BatchNorm2d(8).train(training)
+    module.running_mean = None
+    with pytest.raises(ModuleInputError, match="running_mean has None"):
+        module(x)
+    module = BatchNorm2d(8).train(training)
+    module.running_mean = module.running_mean.bfloat16()
+    with pytest.raises(ModuleInputError, match=r"running_var has dtype torch.float32, expected torch.bfloat16"):
+        module(x)
+    assert not module.running_mean.any()
+    assert module.num_batches_tracked.item() == 0
+
+
+def test_one_value_a_channel_in_evaluation_without_statistics() -> None:
+    with pytest.raises(ModuleInputError, match="more without running statistics"):
+        BatchNorm1d(8, track_running_stats=False).eval()(torch.randn(1, 8))
+
+
+def test_the_bias_may_change_before_the_backward() -> None:
+    """No gradient reads it; but that of an activation does."""
+    for activation in (None, "silu"):
+        module = GroupNorm(4, 8, activation=activation)
+        x = torch.randn(2, 8, 3, 3, requires_grad=True)
+        result = module(x)
+        with torch.no_grad():
+            module.bias.mul_(2)
+        if activation is None:
+            result.sum().backward()
+        else:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                result.sum().backward()
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("unsharded", [(4, 8, 4), (), (4, 8, 4, 6, 5), (-1, 8, 4, 6)])
+def test_what_is_no_shape_of_the_whole(unsharded: Sequence[int], last: bool) -> None:
+    def on_rank(rank: int, size: int) -> None:
+        x, mesh = in_format(torch.randn(2, 8, 4, 6), last), DeviceMesh(range(size))
+        for module in (GroupNorm(2, 8, mesh=mesh, input=S0), BatchNorm2d(8, mesh=mesh, input=S0)):
+            with pytest.raises(ModuleInputError, match=r"unsharded has sizes .*, expected 4 sizes of 0 or more"):
+                module(x, unsharded=unsharded)
+
+    run_ranks(2, on_rank)
+
+
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("tracked", [True, False])
 def test_running_statistics_over_several_batches(momentum: float | None, tracked: bool) -> None:

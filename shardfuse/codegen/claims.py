@@ -1,8 +1,8 @@
 """The loops of a kernel whose ranks exchange: over the programs whose rows this one has, and over their rows.
 
-Programs are as many as all ranks have agreed on; the rows of program ``p`` are ``p``, ``p + programs`` and so on.  How
-many run at a time is each rank's own: NCCL is to find multiprocessors, whatever process groups there are
-(``mesh/gpu_room.py``).
+Programs are as many as all ranks have agreed on; the rows of program ``p`` are ``p``, ``p + programs`` and so on, and
+those of a group of programs that share rows alike.  How many run at a time is each rank's own: NCCL is to find
+multiprocessors, whatever process groups there are (``mesh/gpu_room.py``).
 
 A grid that has one program for each of the multiprocessors that it may take, at most, holds no more of them, wherever
 the GPU places its programs.  All of them come to run: what holds the other multiprocessors are programs of NCCL, for

@@ -2,13 +2,14 @@
 
 Each rank stores one word for each statistic of each row, ``epoch << 32 | bits``, into a slot of every rank's symmetric
 memory, and waits for the words of all in its own.  The value is the flag: a word is one 64-bit access, relaxed, of
-system scope, so that no fence and no second flag is needed.  What comes is combined in the order of the ranks, so that
-all of them have the same bits.
+system scope, so that no fence and no second flag is needed.  What comes is combined in the order of the ranks, and of
+the programs of each that share the row, so that all of them have the same bits.
 
 A rank's slots are indexed by what all ranks of a program agree on, never by program or turn, in two sets::
 
     slots   [rows, statistics, ranks, members]   int64; rows: kept elements, up to whole blocks
             [rows, ranks, words]                 of a tensor that is sent, two 16-bit elements in a word
+            [reductions, rows, members]          of one rank alone, which its programs of a row give each other
 
 Kernels of the same ranks share slots, whatever they exchange (``executor/symmetric_slots.py``): a word of another is of
 an earlier launch.

@@ -36,7 +36,7 @@ def fitted(
     most = kernel.resident() if waits_for_all else None
     if most is None or kernel.source.grid <= most:
         return kernel
-    if plan.schedule.group:
+    if plan.schedule.group and plan.exchange is None:
         kernel = _compiled(_with_programs(plan, most), layouts, rank, options, device)
         if kernel.source.grid <= most:
             return kernel

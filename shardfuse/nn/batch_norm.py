@@ -129,7 +129,7 @@ class BatchNorm(ChannelNorm):
         if self._dims and x.ndim not in self._dims:
             self._check(x, 1)
         kept = () if self.running_mean is None or self.running_var is None else (self.running_mean, self.running_var)
-        if not (self.training or kept) and (self.running_mean is not None or self.running_var is not None):
+        if not kept and (self.running_mean is not None or self.running_var is not None):
             missing = "running_mean" if self.running_mean is None else "running_var"
             advice = "assign it, or None to both to norm by the batch's own"
             raise ModuleInputError(type(self).__name__, missing, "None", "a tensor, as the other one is", advice)
@@ -184,8 +184,11 @@ class BatchNorm(ChannelNorm):
         return batch_norm_op(spec)
 
     def _check_kept(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        if not (mean.shape == variance.shape == (self.num_features,)):  # each call of training asks
+        """Each call of training asks."""
+        if not (mean.shape == variance.shape == (self.num_features,)):
             self.check_vectors({"running_mean": mean, "running_var": variance}, self.num_features)
+        if mean.dtype is not variance.dtype:
+            self._kept_dtype(mean, variance)
 
     def _kept_dtype(self, mean: torch.Tensor, variance: torch.Tensor) -> DataType:
         """Raises ModuleInputError unless both are of one dtype that is computed with."""
@@ -205,7 +208,9 @@ class BatchNorm(ChannelNorm):
         """torch refuses a channel of one element, whose variance says nothing."""
         if prod(sizes) == self.num_features:  # a torch.Size would make numbers of a graph's symbols
             found = f"shape {tuple(sizes)}, one value per channel"
-            raise ModuleInputError(type(self).__name__, "x", found, "more in training", "pass more, or call eval()")
+            expected = "more in training" if self.training else "more without running statistics"
+            advice = "pass more, or call eval()" if self.training else "pass more"
+            raise ModuleInputError(type(self).__name__, "x", found, expected, advice)
 
     def extra_repr(self) -> str:
         kept = f"momentum={self.momentum}, affine={self.affine}, track_running_stats={self.track_running_stats}"

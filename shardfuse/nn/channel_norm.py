@@ -46,6 +46,8 @@ class ChannelNorm(TwinnedModule, ParameterModule):
         x, *vectors = tensors
         if not is_channels_last(x):
             return self.run(tensors, unsharded)
+        if unsharded is not None and not torch.compiler.is_compiling():
+            self.check_sizes(unsharded, x)
         if self._some_piece_is_both(unsharded):
             results = self.run(tensors, unsharded)
             kept = torch.channels_last if x.ndim == 4 else torch.channels_last_3d

@@ -33,6 +33,14 @@ class Checks:
         if not is_right:
             raise ModuleArgumentError(self.checked_name, argument, value, expected)
 
+    def check_sizes(self, unsharded: Sequence[int], x: torch.Tensor) -> None:
+        """Raise ModuleInputError for what is no shape of a tensor with x's dims."""
+        sizes: list[object] = list(unsharded)
+        if len(sizes) != x.ndim or not all(isinstance(n, int | torch.SymInt) and n >= 0 for n in sizes):
+            expected = f"{x.ndim} sizes of 0 or more, as the tensor has {x.ndim} dims"
+            advice = "pass the shape of the whole tensor"
+            raise ModuleInputError(self.checked_name, "unsharded", f"sizes {sizes}", expected, advice)
+
     def check_whole(
         self, unsharded: Sequence[int], mesh: DeviceMesh | None, placements: Sequence[TensorPlacement], x: torch.Tensor,
         is_shaped: bool,

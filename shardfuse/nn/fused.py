@@ -272,6 +272,8 @@ class FusedModule(Checks, PromisingModule):
         with torch.no_grad():
             local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
         entered = local if shaping is None else shaping.enter(local)
+        if unsharded is not None and shaping is None:
+            self.check_sizes(unsharded, entered[0])
         op = self.bind(entered, unsharded)
         if unsharded is not None:
             self.check_whole(unsharded, self.mesh, op.arguments, entered[0], shaping is not None)

@@ -41,7 +41,8 @@ def group_norm_op(spec: GroupNormSpec) -> FusedOp:
     """(x[, weight][, bias]) -> (normed); outputs are (normed, mean, rstd)."""
     parameters = len(spec.vector_dtypes)
     tensors = 1 + parameters
-    saved = (0, tensors + 1, tensors + 2, *range(1, tensors))
+    weight = () if spec.weight_dtype is None else (1,)
+    saved = (0, tensors + 1, tensors + 2, *(weight if spec.activation is None else range(1, tensors)))
     arguments = (spec.placement, *(spec.vector,) * parameters)
     order = tuple(range(tensors))
     return FusedOp(_forward(spec), _backward(spec), 1, saved, arguments, (spec.placement,), order, follows=(0, 0, 0))
@@ -64,7 +65,7 @@ def _forward(spec: GroupNormSpec) -> FusionDefinition:
 
 
 def _backward(spec: GroupNormSpec) -> FusionDefinition:
-    """(gradient, x, mean, rstd[, weight][, bias]) -> (dx[, dweight][, dbias]).
+    """(gradient, x, mean, rstd[, weight][, bias]) -> (dx[, dweight][, dbias]); the bias where an activation reads it.
 
     With n the normed x and g = weight * dy: dx = rstd * (g - mean(g) - n * mean(g * n)), means over a group.
     """
@@ -77,7 +78,8 @@ def _backward(spec: GroupNormSpec) -> FusionDefinition:
             )
             for _ in range(2)
         )
-        weight, bias = (of_channels(fd, spec, dtype) for dtype in (spec.weight_dtype, spec.bias_dtype))
+        weight = of_channels(fd, spec, spec.weight_dtype)
+        bias = None if spec.activation is None else of_channels(fd, spec, spec.bias_dtype)
         grouped = fd.ops.mul(fd.ops.sub(_grouped(fd, spec, x), mean), rstd)
         unit = _together(fd, spec, grouped, x)
         if spec.activation is not None:

@@ -72,6 +72,8 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         turned = head_dim if rotary_dim is None else rotary_dim
         self.check_argument("head_dim", head_dim, head_dim >= 2, "2 or more")
         are_pairs = 2 <= turned <= head_dim and turned % 2 == 0
+        if rotary_dim is None:
+            self.check_argument("head_dim", head_dim, are_pairs, "an even number, or rotary_dim= for those that turn")
         self.check_argument("rotary_dim", turned, are_pairs, f"an even number from 2 to {head_dim}")
         self.check_argument("base", base, base > 0, "a number above 0")
         self.check_argument("heads_dim", heads_dim, heads_dim in (1, 2), "1 or 2")

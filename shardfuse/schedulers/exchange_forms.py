@@ -28,6 +28,7 @@ class Form(Enum):
     BLOCKS = "rows with reductions of each of their blocks"
     LONG = "statistics of rows that are read again, as no program holds them"
     SHARED = "statistics of rows that several programs of each rank hold"
+    SHARED_ALIKE = "results that all ranks have, of rows that several programs hold and some ranks have more of"
     NONE_SOMEWHERE = "statistics of rows of which some rank has nothing"
 
 
@@ -57,7 +58,7 @@ def exchanged_form(plan: KernelPlan) -> Form:
     if not plan.schedule.is_held:
         return Form.NONE_SOMEWHERE if has_nothing_somewhere(plan.space, exchange) else Form.LONG
     if exchange.sent is None and exchange.members > 1:
-        return Form.SHARED
+        return Form.SHARED_ALIKE if exchange.is_alike else Form.SHARED
     if exchange.sent is not None:
         return Form.ROWS if exchange.is_in_rows else Form.WORDS
     if exchange.is_alike:

@@ -90,8 +90,8 @@ class KernelPlan:
         refuse(self.schedule.reduced < self.space.block_size, f"{self.name} cuts its rows within blocks")
         members = self.exchange.members if self.exchange is not None and self.exchange.sent is None else 1
         is_of_ranks = isinstance(self.schedule.exchange, WithRanks)
-        refuse(is_of_ranks and self.schedule.members != members, f"{self.name} has a group of others than its ranks do")
-        refuse(members > 1 and not is_of_ranks, f"{self.name} has {members} programs for a row that none shares")
+        groups = self.schedule.members if is_of_ranks else 1
+        refuse(groups != members, f"{self.name} has groups of {groups} programs, and words of {members} on each rank")
         taken = launch.warps * WARP * (launch.registers or REGISTERS_OF_A_THREAD[0])
         refuse(taken > self.device.registers, f"{taken} registers of a program, {self.device.registers} there are")
 

@@ -12,9 +12,9 @@ ranks' while it holds the row::
     exchange:       T3 = sum(T2)
                     T8 = mul(T0, rsqrt(T3))
 
-A row is held by one program, as in ``persistent``; one that no program holds is read again in each phase, as in
-``looped``, from L2 behind the first.  What is decided here follows from unsharded sizes alone, so that all ranks decide
-alike.
+A row is held by one program, as in ``persistent``; one that no program holds by several, or it is read again in each
+phase, as in ``looped``, from L2 behind the first (``long_rows``).  What is decided here follows from unsharded sizes
+and from the kind of GPU, which is the same on all ranks, so that all decide alike.
 """
 
 from __future__ import annotations

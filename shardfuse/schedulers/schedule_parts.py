@@ -37,7 +37,7 @@ def in_words(part: object) -> str:
     told: list[str] = []
     for field in fields(part):  # pyright: ignore[reportArgumentType]
         value: object = vars(part)[field.name]
-        if isinstance(value, Immediate | Lagged):
+        if isinstance(value, Exchange):
             told.append(in_words(value))
         elif isinstance(value, bool):
             told += [field.name] if value else []
