@@ -87,7 +87,7 @@ def _why_not_so(
     has_loops: bool,
     is_by_default: bool,
 ) -> str | None:
-    """Why ``planned``, with kernels beside it, is not taken."""
+    """Why ``planned``, and ``beside``, the kernels of the rest, are not taken."""
     why = _why_no_loop(planned, segments, beside, has_loops=has_loops)
     given = (why_not_given(p.segment, p.rank_exchange) for p in planned.kernels)
     asked = map(why_not_by_default, planned.kernels) if is_by_default else ()

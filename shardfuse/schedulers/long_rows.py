@@ -18,9 +18,6 @@ from .schedule import Group, Launch, Schedule, Tile
 from .schedule_cost import instructions_of
 from .schedule_parts import WithRanks
 
-MOST_PARTS = 16
-"""Programs of all ranks that share a row, at most: each of them asks for a word of every other."""
-
 
 def held_by_members(space: Features, exchange: RankExchange, most: int) -> Schedule | None:
     """A row for each group of programs, which hold it; ``None`` where they do not, or could not all run at once.
@@ -28,7 +25,7 @@ def held_by_members(space: Features, exchange: RankExchange, most: int) -> Sched
     most: elements that a program holds, whatever its bytes.  The more programs, the fewer loads each waits for.
     """
     free, block = free_multiprocessors(space.device.multiprocessors), WARPS_OF_ROWS * WARP * space.width
-    parts = power_of_two_within(MOST_PARTS // exchange.ranks)
+    parts = power_of_two_within(space.tuned.groups.of_ranks // exchange.ranks)
     members = min(power_of_two_within(max(free // space.kept, 1)), parts, power_of_two_within(space.reduced // block))
     if members < 2 or not _may_be_shared(space, exchange):
         return None
