@@ -9,8 +9,10 @@ import torch
 
 from benchmarks.sm90 import sources_of
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import PromiseError
 from shardfuse.ir.op import Reduce
 from shardfuse.ir.tensor_view import TensorView
+from shardfuse.passes.promise_checks import has_order
 from shardfuse.schedulers.schedule import Order, Schedule
 
 BATCHES = ((1,), (2,), (8,), (64,))
@@ -206,39 +208,78 @@ def rows_and_their_sum(fd: FusionDefinition, x: TensorView) -> None:
     fd.add_output(fd.ops.sum(x, [0]))
 
 
-def float_sums(fd: FusionDefinition, shape: tuple[int, int]) -> list[tuple[object, ...]]:
+def total(fd: FusionDefinition, x: TensorView) -> None:
+    fd.add_output(fd.ops.sum(x, [0, 1]))
+
+
+def largest_and_columns(fd: FusionDefinition, x: TensorView) -> None:
+    """Reductions both ways, of which one has an order."""
+    fd.add_output(fd.ops.sum(fd.ops.exp(fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True))), [0]))
+
+
+def free_orders(fd: FusionDefinition, shape: tuple[int, ...]) -> list[str]:
+    """The sums whose order would follow how a kernel shares out its elements among threads.
+
+    Of a row all but those in pairs do; of columns none whose rows one thread adds up.
+    """
     (x,) = fd.fec.tensors()
-    kernels = [k for s in fd.fec.plan({x: shape}).segments for k in s.kernels]
-    sums = [k for k in kernels if any(isinstance(e.op, Reduce) and e.op.kind == "sum" for e in k.segment.exprs)]
-    return [(k.name, k.schedule.order, k.schedule.parts, k.schedule.launch.warps) for k in sums]
+    plan = fd.fec.plan({x: shape})
+    kernels = [k for s in plan.segments for k in s.kernels]
+    found: list[str] = []
+    for k in kernels:
+        sums = [e for e in k.segment.exprs if isinstance(e.op, Reduce) and has_order(e) and not e.op.in_pairs]
+        sums = [e for e in sums if e.tensors[0].domain.local_elements > e.output.domain.local_elements]
+        is_by_one = not k.space.is_inner and k.schedule.reduced == k.schedule.parts == 1 and not k.schedule.members
+        found += [] if is_by_one else [f"{k.name}: {e.output} = {e.op.name}({e.tensors[0]})" for e in sums]
+    assert any(has_order(e) for k in kernels for e in k.segment.exprs)
+    return found
 
 
-def test_segments_of_a_softmax_are_added_up_alike_on_any_number_of_ranks() -> None:
-    found = [float_sums(on_ranks(softmax_of_rows, 4096, ranks, 1), (64, 4096)) for ranks in (1, 2, 4, 8)]
-    assert found[0]
-    assert all(sums == found[0] for sums in found)
+@pytest.mark.parametrize("build", [softmax_of_rows, rows_and_their_sum, total, largest_and_columns])
+@pytest.mark.parametrize("axis", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("n", [128, 768, 4096, 5120, 65536, 128256])
+def test_no_sum_has_an_order_that_follows_the_kernel(
+    build: Callable[[FusionDefinition, TensorView], None], axis: int, n: int
+) -> None:
+    """A kernel of one rank reads other tensors, of other types, than those of several: its threads have other parts."""
+    for rows in (64, 8192):
+        for ranks in (1, 2, 8):
+            assert free_orders(on_ranks(build, n, ranks, axis), (rows, n)) == []
 
 
-def test_sums_over_rows_are_in_as_many_parts_on_any_number_of_ranks() -> None:
-    found = [float_sums(on_ranks(rows_and_their_sum, 131072, ranks, 0), (4096, 131072)) for ranks in (1, 2, 4, 8)]
-    parts = [[part for _, _, part, _ in sums if part > 1] for sums in found]
-    assert parts[0]
-    assert all(each == parts[0] for each in parts)
+@pytest.mark.parametrize("shape", [(8, 32, 4, 16, 16), (8, 6, 5, 7, 9), (3, 1, 4, 1, 5)])
+@pytest.mark.parametrize("axes", [(2, 3, 4), (0, 2, 3, 4), (0, 1), (1, 3), (0, 4), (0, 1, 2, 3, 4)])
+def test_sums_over_several_axes_have_an_order_of_their_own(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    with FusionDefinition(invariant="ranks") as fd:
+        x = fd.define_tensor([-1] * 5, contiguity=True)
+        fd.add_output(fd.ops.sum(x, axes))
+    assert free_orders(fd, shape) == []
+
+
+def test_a_row_of_millions_is_added_up_in_parts() -> None:
+    with FusionDefinition(invariant="ranks") as fd:
+        fd.add_output(fd.ops.sum(fd.define_tensor([-1], contiguity=True), [0]))
+    for n in (1 << 24, 3 << 22, 10**7):
+        assert free_orders(fd, (n,)) == []
+    with pytest.raises(PromiseError, match=r"a segment of 1000003 elements .* pad it"):
+        fd.fec.plan({fd.fec.tensors()[0]: (1_000_003,)})
+
+
+def test_products_along_a_row_are_refused() -> None:
+    with FusionDefinition(invariant="ranks") as fd:
+        fd.add_output(fd.ops.prod(fd.define_tensor([-1, 64], contiguity=True), [1]))
+    with pytest.raises(PromiseError, match="order follows the kernel: add up logarithms"):
+        fd.fec.plan({fd.fec.tensors()[0]: (8, 64)})
 
 
 def test_rows_of_any_batch_whose_sums_are_those_of_any_number_of_ranks() -> None:
     """A batch of 2, 4 or 8 has a row in each segment."""
-    with FusionDefinition(invariant=("batch", "ranks")) as fd:
-        x = fd.define_tensor([-1, 4096], contiguity=True)
-        fd.add_output(fd.ops.mul(x, fd.ops.sum(x, [1], keepdim=True)))
-        fd.add_output(fd.ops.sum(x, [0]))
-    found: dict[int, list[tuple[object, ...]]] = {}
     for rows in (1, 2, 3, 8, 16, 8192):
-        plan = fd.fec.plan({x: (rows, 4096)})
-        sums = [k for s in plan.segments for k in s.kernels if any(t.name == "T1g" for t in k.segment.outputs)]
-        found[rows] = [(k.schedule.order, k.schedule.is_held, k.schedule.parts, k.schedule.launch.warps) for k in sums]
-    assert len(found[1]) == 1
-    assert [rows for rows in found if found[rows] != found[8192]] == []
+        with FusionDefinition(invariant=("batch", "ranks")) as fd:
+            x = fd.define_tensor([-1, 4096], contiguity=True)
+            fd.add_output(fd.ops.mul(x, fd.ops.sum(x, [1], keepdim=True)))
+            fd.add_output(fd.ops.sum(x, [0]))
+        assert free_orders(fd, (rows, 4096)) == []
 
 
 def test_sums_over_heads_that_are_joined_to_a_batch_of_any_size() -> None:

@@ -25,6 +25,7 @@ from .arithmetic import TRITON_TYPE
 from .combining import accumulate, across_blocks, combined
 from .emitter import Emitter
 from .packed import Packed
+from .pairs import in_pairs
 from .statements import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk, Piece
 from .words import largest_of_words
@@ -172,6 +173,8 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
     Chunks are combined lane by lane: one reduction across the lanes is left, which does not grow with the row.
     """
     x = expr.tensors[0]
+    if isinstance(expr.op, Reduce) and expr.op.in_pairs:
+        return (in_pairs(e, expr, chunks),)
     if isinstance(expr.op, Reduce):
         out, acc = expr.output, accumulator(expr)
         return (_across_chunks(e, str(out), acc, out, chunks, lambda c: e.combine(expr, e.value(x, c), c)),)

@@ -31,6 +31,7 @@ from ..executor.symmetric_slots import (
 from ..in_kernel import exchanging, with_exchanges
 from ..mesh.groups import default_group, stages_through_host, world_size
 from ..mesh.own_device import own_gpu
+from ..passes.promise_checks import are_in_pairs
 from ..schedulers.exchange_room import LEFT_FREE
 from .bound_call import BoundCall
 
@@ -54,7 +55,7 @@ def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOption
     instead of one gather.  It is taken where fewer collectives are left.
     """
     why_none = why_no_exchange(ranks, options)
-    if plan.fusion.promises.invariant:
+    if plan.fusion.promises.invariant and not are_in_pairs(plan.fusion):
         why_none = f"{plan.fusion.promises}: which kernels exchange depends on the number of rows"
     is_by_default = options.exchange == "auto"
     found = with_exchanges(_planned_for(plan, options), why_none, why_out_of_reach, is_by_default=is_by_default)

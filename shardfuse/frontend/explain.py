@@ -11,7 +11,7 @@ from ..compiler import Plan, PlannedSegment
 from ..device import Device
 from ..executor.stream_chunks import places_of
 from ..in_kernel_sums import EXCHANGE
-from ..ir.op import StreamCat
+from ..ir.op import Reduce, StreamCat
 from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
 from ..schedulers.overwritten_inputs import replaceable
@@ -118,8 +118,12 @@ def _promised(plan: Plan) -> tuple[str, ...]:
     promises = plan.fusion.promises
     found = [str(promises)] if promises.arguments else []
     if promises.ranks:
-        cut = f"float sums in {SEGMENTS} segments, or as many of them as divide the axis, which ranks hand each other"
-        found.append(f"{cut} instead of sums")
+        ops = [e.op for e in plan.fusion.exprs if isinstance(e.op, Reduce)]
+        if any(op.in_pairs for op in ops):
+            found.append("sums of rows in pairs, of which a rank has a branch, whatever the kernel")
+        if any(op.segments for op in ops):
+            cut = f"float sums in {SEGMENTS} segments, or as many of them as divide the axis"
+            found.append(f"{cut}, which ranks hand each other instead of sums")
     for kernel in (k for s in plan.segments for k in s.kernels if k.space.is_invariant):
         schedule, group = kernel.schedule, kernel.schedule.members
         shared = group or (schedule.parts if not kernel.space.walked else 1)

@@ -180,12 +180,15 @@ class Reduce(BaseOp):
 
     mesh_dims: the mesh dimensions on which the reduced axes are, of a collective; none of a local reduction.
     segments: into how many the axis was cut of which each is reduced by itself (see ``Reshape``), else 0.
+    in_pairs: is element 2 k added to element 2 k + 1, and so are these sums, until one is left?  The axis has a power
+    of two of elements, and so has what a rank has of it.
     """
 
     kind: ReductionKind
     axes: tuple[int, ...]
     mesh_dims: tuple[ParallelType, ...] = ()
     segments: int = 0
+    in_pairs: bool = False
 
     def __post_init__(self) -> None:
         check_axes(self.axes)
@@ -197,7 +200,8 @@ class Reduce(BaseOp):
 
     def arguments(self) -> list[tuple[str, object]]:
         segments = [("segments", self.segments)] if self.segments else []
-        return [("axes", self.axes), *_mesh(self.mesh_dims), *segments]
+        in_pairs = [("in_pairs", True)] if self.in_pairs else []
+        return [("axes", self.axes), *_mesh(self.mesh_dims), *segments, *in_pairs]
 
 
 @dataclass(frozen=True)

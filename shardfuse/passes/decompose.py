@@ -135,8 +135,10 @@ class _Decomposer:
         wanted = out.domain.sharding if out.domain.mesh == mesh else ()
         steps = _reductions(tuple(visible), here, wanted, out.domain.logical, mesh)
         if self.promises.invariant:
-            check_order(expr, self.promises, is_cut=self.is_cut)
+            check_order(expr, partial, mesh, self.promises, is_cut=self.is_cut)
             steps = [((p,), digits) for dims, digits in steps for p in dims]
+            places = dict(partial)
+            steps.sort(key=lambda step: places[step[0][0]][0].weight)  # of pairs those next to each other first
         for k, (dims, digits) in enumerate(steps):
             gone = tuple(visible.pop(p) for p in dims)
             logical = tuple(a for j, a in enumerate(current.domain.logical) if j not in gone)
@@ -152,7 +154,8 @@ class _Decomposer:
             if how is None and self.promises.invariant and has_order(expr) and mesh.extent(dims[0]) > 2:
                 how = in_rank_order(parts, domain, dims[0])
             if how is not None:
-                self.add_up(parts, target, with_entry(domain, dims[0], how) if how else domain)
+                summed = with_entry(domain, dims[0], how) if how else domain
+                self.add_up(parts, target, summed, in_pairs=self.promises.ranks)
             else:
                 self.exprs.append(Expr(Reduce(op, tuple(sorted(gone)), dims), (current,), (target,)))
             visible = {p: v - sum(g < v for g in gone) for p, v in visible.items()}
@@ -160,14 +163,14 @@ class _Decomposer:
         if current is not out:
             self.finish(current, out)
 
-    def add_up(self, parts: Summands, total: BoundTensor, summed: BoundDomain) -> None:
+    def add_up(self, parts: Summands, total: BoundTensor, summed: BoundDomain, *, in_pairs: bool) -> None:
         """Every rank is given what it adds up: its part of the sum, which is then gathered where it is wanted whole."""
         received = self.like(parts.sent, f"{total.name}x", replace(summed, logical=parts.sent.domain.logical))
         self.change(parts.sent, received)
         is_all = summed.sharding == total.domain.sharding
         part = total if is_all else self.like(total, f"{total.name}y", summed)
         beside = {t: self.without_ranks(t, parts.at, summed) for t in parts.beside()}
-        self.exprs += added_up(parts, received, beside, part)
+        self.exprs += added_up(parts, received, beside, part, in_pairs=in_pairs)
         if not is_all:
             self.change(part, total)
 

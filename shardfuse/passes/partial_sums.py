@@ -140,9 +140,14 @@ def with_entry(domain: BoundDomain, p: ParallelType, digits: Axis) -> BoundDomai
 
 
 def added_up(
-    parts: Summands, received: BoundTensor, beside: Mapping[BoundTensor, BoundTensor], total: BoundTensor
+    parts: Summands,
+    received: BoundTensor,
+    beside: Mapping[BoundTensor, BoundTensor],
+    total: BoundTensor,
+    *,
+    in_pairs: bool,
 ) -> list[Expr]:
-    """``total`` from what came of ``parts.sent``, in the order of the ranks, rounded once.
+    """``total`` from what came of ``parts.sent``, in the order of the ranks, or in pairs of them, rounded once.
 
     received: as ``parts.sent``, with all ranks along axis ``parts.at``.  beside: for each of ``parts.beside()`` the
     same without that axis.  Of few ranks a summand is a window of its own, so that a kernel that reduces another axis
@@ -154,23 +159,30 @@ def added_up(
         whole = build.applied(parts.chain, parts.sent, received, {}, "w", received.domain)
         build.exprs.append(Expr(Reduce("sum", (parts.at,)), (whole,), (total,)))
         return build.exprs
-    current: BoundTensor | None = None
+    held: list[BoundTensor] = []
     for k in range(ranks):
         index = Scalar(f"{total.name}k{k}", DataType.Int, k, is_literal=True)
         piece = build.make(Select(parts.at), (received, index), f"r{k}", received.dtype)
         summand = build.applied(parts.chain, parts.sent, piece, beside, f"r{k}", total.domain)
         if summand.dtype is not parts.accumulator:
             summand = build.make(Cast(), (summand,), f"f{k}", parts.accumulator)
-        if current is None:
-            current = summand
-        elif k == ranks - 1 and parts.accumulator is total.dtype:
-            build.exprs.append(Expr(_ADD, (current, summand), (total,)))
-        else:
-            current = build.make(_ADD, (current, summand), f"a{k}", parts.accumulator)
-    if parts.accumulator is not total.dtype:
-        assert current is not None, "a mesh dimension has ranks"
-        build.exprs.append(Expr(Cast(), (current,), (total,)))
+        held.append(summand)
+        while len(held) > 1 and (not in_pairs or _is_pair(k + 1, len(held), ranks)):
+            second, first = held.pop(), held.pop()
+            if k == ranks - 1 and not held and parts.accumulator is total.dtype:
+                build.exprs.append(Expr(_ADD, (first, second), (total,)))
+                return build.exprs
+            held.append(build.make(_ADD, (first, second), f"a{k}_{len(held)}" if held else f"a{k}", parts.accumulator))
+    build.exprs.append(Expr(Cast(), (held[0],), (total,)))
     return build.exprs
+
+
+def _is_pair(seen: int, held: int, ranks: int) -> bool:
+    """Are the last two of the sums that are held of equally many of the summands that were seen, or is none to come?
+
+    As in a binary counter: of six summands, a sum of four and one of two are held.
+    """
+    return seen == ranks or held > seen.bit_count()
 
 
 class _Builder:

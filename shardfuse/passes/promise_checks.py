@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ..analysis.sharding import is_even, outermost, reduced_axes
 from ..errors import PromiseError
 from ..ir.call import Call
 from ..ir.digits import extent
-from ..ir.domain import Sharding
+from ..ir.domain import Sharding, without
 from ..ir.expr import BoundFusion, BoundTensor, Expr
-from ..ir.op import Random, Reshape, is_reduction
+from ..ir.op import Random, Reduce, Reshape, is_reduction
 from ..ir.promises import SEGMENTS, Promises
+from ..mesh import DeviceMesh
 
 _BY_SIZE = {
     **dict.fromkeys(
@@ -56,19 +58,37 @@ def has_order(expr: Expr) -> bool:
     return is_reduction(expr.op, "sum", "prod") and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
 
 
-def check_order(expr: Expr, promises: Promises, *, is_cut: bool) -> None:
+def are_in_pairs(fusion: BoundFusion) -> bool:
+    """Are all sums whose order shows in pairs, or of two ranks?  No form of a kernel changes their bits then."""
+    sums = (e.op for e in fusion.exprs if isinstance(e.op, Reduce) and has_order(e))
+    return all(op.in_pairs or op.mesh_dims for op in sums)
+
+
+def check_order(expr: Expr, held: Sharding, mesh: DeviceMesh, promises: Promises, *, is_cut: bool) -> None:
     """Raise PromiseError for a reduction of which ranks have parts that nothing says how to add up.
 
-    is_cut: are collectives of one chunk of a stream at a time?
+    held: the parts, by the dimensions of ``mesh``.  is_cut: are collectives of one chunk of a stream at a time?
     """
     if not has_order(expr):
         return
     named = f"{expr.output} = {expr.op.name}({', '.join(map(str, expr.tensors))})"
-    if promises.ranks:
+    in_pairs = isinstance(expr.op, Reduce) and expr.op.in_pairs
+    if promises.ranks and not (in_pairs and _are_branches(expr, held, mesh)):
         raise _no_segments(named, promises)
     if is_reduction(expr.op, "prod") or is_cut:
         found = f"what ranks have of {named} is multiplied, or added up chunk by chunk"
         raise PromiseError(str(promises), found, "have the axis whole on each rank")
+
+
+def _are_branches(expr: Expr, held: Sharding, mesh: DeviceMesh) -> bool:
+    """Has each rank a branch of the tree of pairs: of the axis, from the outside, equal parts of a power of two?"""
+    (left,) = reduced_axes(expr)
+    for p, digits in sorted(held, key=lambda entry: -entry[1][0].weight):
+        ranks = mesh.extent(p)
+        if ranks not in (2, 4, SEGMENTS) or outermost((left,), digits) is None or not is_even(digits, ranks):
+            return False
+        left = without(left, digits)
+    return extent(left) > 1
 
 
 def check_segments(expr: Expr, here: Sharding, promises: Promises) -> None:

@@ -16,25 +16,35 @@ after::
 
 Of an axis whose length 8 does not divide there are as many segments as its largest such power of two; an odd one is
 added up whole.  Integers, maxima and truth values are the same in any order, and are left alone.
+
+Rows that a program holds, of a power of two of elements along the last axis, need no kernel of their own for segments.
+They are added up in pairs, element 2 k and element 2 k + 1, and so are these sums, up to one::
+
+    T1[i0] = sum(T0[i0, i1], axes=(1,), in_pairs=True)
+
+What a rank has is a branch of that tree, of as many elements as the ranks leave it, and the ranks' sums are added in
+pairs too: one number for each row, as without a promise.  No schedule changes the order of such a sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, isqrt
 
 from ..errors import PromiseError
 from ..ir.call import Select
-from ..ir.digits import Axis, CutError, extent, split
+from ..ir.digits import Axis, CutError, extent, merge, split
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr
 from ..ir.op import Cast, Op, Pointwise, Reduce, Reshape
-from ..ir.promises import SEGMENTS
+from ..ir.promises import LONGEST_SEGMENT, MOST_IN_PAIRS, SEGMENTS
 from ..ir.scalar import Scalar
 from .promise_checks import has_order
 
+_SHORT_RUN, _LONG_RUN = 16, 64
+"""Rows that one thread adds up, at the least where that can be, and from which on other threads have a part of them."""
 _COMBINED = {"sum": Pointwise("add"), "prod": Pointwise("mul")}
 
 
@@ -49,10 +59,80 @@ def sum_in_segments(fusion: BoundFusion) -> None:
     is_whole = all(not isinstance(t, BoundTensor) or t.domain.mesh is None for t in fusion.inputs)
     for expr in fusion.exprs:
         if isinstance(expr.op, Reduce) and has_order(expr):
-            exprs += _in_segments(expr, expr.op, str(fusion.promises), is_whole=is_whole)
+            exprs += _ordered(expr, expr.op, str(fusion.promises), is_whole=is_whole)
         else:
             exprs.append(expr)
     fusion.exprs = exprs
+
+
+def _ordered(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> list[Expr]:
+    """The sum in an order that is its own: over the last axes first, as one axis.
+
+    is_whole: have all ranks all of it, so that another number of ranks is another definition?
+    """
+    (x,), out = expr.tensors, expr.output
+    last = _last_run(x, op.axes)
+    before = tuple(a for a in op.axes if a not in last)
+    if op.kind == "prod" and last:
+        why = f"the factors of {out} = prod({x}) are side by side in a row, where their order follows the kernel"
+        raise PromiseError(promise, why, "add up logarithms instead")
+    if last and before:
+        steps = _one_after_another(out, op, x, last, before)
+    elif len(last) > 1:
+        steps = _joined(expr, op, last)
+    elif last:
+        return _along_rows(expr, op, promise, last[0], is_whole=is_whole)
+    else:
+        return _in_segments(expr, op, promise, is_whole=is_whole)
+    found: list[Expr] = []
+    for step in steps:
+        found += _ordered(step, step.op, promise, is_whole=is_whole) if isinstance(step.op, Reduce) else [step]
+    return found
+
+
+def _last_run(x: BoundTensor, axes: Sequence[int]) -> tuple[int, ...]:
+    """Those of ``axes`` that follow one another with nothing behind them but axes of one element."""
+    logical = x.domain.logical
+    end = max(axes) + 1
+    if any(extent(a) > 1 for a in logical[end:]):
+        return ()
+    first = end - 1
+    while first - 1 in axes:
+        first -= 1
+    return tuple(range(first, end))
+
+
+def _one_after_another(
+    out: BoundTensor, op: Reduce, x: BoundTensor, last: tuple[int, ...], before: tuple[int, ...]
+) -> list[Expr]:
+    """The sum over ``last``, then over ``before``."""
+    build = _Builder(out, _accumulator(out))
+    kept = [axis for k, axis in enumerate(x.domain.logical) if k not in last]
+    part = build.make(Reduce(op.kind, last), (x,), f"t{last[0]}", kept)
+    return [*build.exprs, Expr(Reduce(op.kind, before), (part,), (out,))]
+
+
+def _joined(expr: Expr, op: Reduce, last: tuple[int, ...]) -> list[Expr]:
+    """Neighbouring axes as one; where that is too long, the sum over the last of them before."""
+    (x,), out, logical = expr.tensors, expr.output, expr.tensors[0].domain.logical
+    if extent(a for k in last for a in logical[k]) > SEGMENTS * LONGEST_SEGMENT:
+        return _one_after_another(out, op, x, last[-1:], last[:-1])
+    build = _Builder(out, _accumulator(out))
+    joined = [*logical[: last[0]], merge(*(logical[a] for a in last)), *logical[last[-1] + 1 :]]
+    row = build.make(Reshape(tuple(map(extent, joined)), 1), (x,), "f", joined, x.dtype)
+    return [*build.exprs, Expr(replace(op, axes=last[:1]), (row,), (out,))]
+
+
+def _along_rows(expr: Expr, op: Reduce, promise: str, at: int, *, is_whole: bool) -> list[Expr]:
+    """The sum over one axis whose elements are side by side."""
+    n = extent(expr.tensors[0].domain.logical[at])
+    if 1 < n <= MOST_IN_PAIRS and n & (n - 1) == 0:
+        return [replace(expr, op=replace(op, in_pairs=True))]
+    return _in_segments(expr, op, promise, is_whole=is_whole)
+
+
+def _accumulator(out: BoundTensor) -> DataType:
+    return DataType.Float if out.dtype.is_low_precision else out.dtype
 
 
 def _cut(axis: Axis, count: int, *, is_whole: bool) -> tuple[Axis, Axis]:
@@ -67,7 +147,6 @@ def _cut(axis: Axis, count: int, *, is_whole: bool) -> tuple[Axis, Axis]:
 
 
 def _in_segments(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> list[Expr]:
-    """``is_whole``: have all ranks all of it, so that another number of ranks is another definition?"""
     (x,), out = expr.tensors, expr.output
     at = min(op.axes)
     axis = x.domain.logical[at]
@@ -77,18 +156,47 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> lis
         found = f"{extent(axis)} elements along axis {at} of {x}, which {out} = {op.name} reduces, come from axes "
         found += f"or shards that {SEGMENTS} segments do not keep whole"
         raise PromiseError(promise, found, f"pad it to a multiple of {SEGMENTS} elements for each rank") from error
-    count = extent(outer)
+    count, in_pairs = extent(outer), bool(_last_run(x, op.axes))
+    runs = _in_rows(inner, promise, f"{out} = {op.name}({x})") if in_pairs else _in_runs(inner)
+    if count == len(runs) == 1:
+        return [replace(expr, op=replace(op, in_pairs=in_pairs and extent(inner) > 1))]
+    build = _Builder(out, _accumulator(out))
+    pieces = (*((outer,) if count > 1 else ()), *runs)
+    logical = (*x.domain.logical[:at], *pieces, *x.domain.logical[at + 1 :])
+    parts = build.make(Reshape(tuple(map(extent, logical)), count), (x,), "v", logical, x.dtype)
+    gone = sorted({at + len(pieces) - 1, *(a + len(pieces) - 1 for a in op.axes if a != at)})
+    for k in reversed(range(len(pieces) - len(runs), len(pieces))):
+        axes = tuple(gone) if k == len(pieces) - 1 else (at + k,)
+        kept = tuple(a for n, a in enumerate(parts.domain.logical) if n not in axes)
+        added = Reduce(op.kind, axes, segments=count, in_pairs=in_pairs)
+        parts = build.make(added, (parts,), "g" if k == len(pieces) - len(runs) else "h", kept)
     if count == 1:
-        return [expr]
-    build = _Builder(out, DataType.Float if out.dtype.is_low_precision else out.dtype)
-    logical = (*x.domain.logical[:at], outer, inner, *x.domain.logical[at + 1 :])
-    shape = tuple(extent(a) for a in logical)
-    cut = build.make(Reshape(shape, count), (x,), "v", logical, x.dtype)
-    inside = tuple(a + 1 for a in op.axes)
-    kept = tuple(a for k, a in enumerate(logical) if k not in inside)
-    parts = build.make(Reduce(op.kind, inside, segments=count), (cut,), "g", kept)
+        build.finish(parts)
+        return build.exprs
     build.combine(_COMBINED[op.kind], parts, at, count)
     return build.exprs
+
+
+def _in_rows(segment: Axis, promise: str, named: str) -> tuple[Axis, ...]:
+    """A segment in pieces that a program adds up in pairs."""
+    n = extent(segment)
+    part = next((k for k in range(LONGEST_SEGMENT, 1, -1) if n % k == 0), 1) if n > LONGEST_SEGMENT else n
+    if n > part * LONGEST_SEGMENT:
+        found = f"a segment of {n} elements of {named} is not divided into parts of up to {LONGEST_SEGMENT}"
+        raise PromiseError(promise, found, "pad it to a length that has such a divisor")
+    return split(segment, part) if part < n else (segment,)
+
+
+def _in_runs(segment: Axis) -> tuple[Axis, ...]:
+    """A segment of rows that are added one by one, in runs side by side: as many as a run has rows, or nearly so."""
+    n = extent(segment)
+    for part in range(isqrt(n), 1, -1) if n >= _LONG_RUN else ():
+        if n % part == 0:
+            try:
+                return split(segment, part if part >= _SHORT_RUN else n // part)
+            except CutError:
+                continue
+    return (segment,)
 
 
 class _Builder:
@@ -118,8 +226,11 @@ class _Builder:
         while len(held) > 1:
             pairs = list(zip(held[::2], held[1::2], strict=True))
             held = [self.make(op, pair, f"a{len(held)}_{k}", logical) for k, pair in enumerate(pairs)]
-        last = self.exprs.pop()
+        self.finish(held[0])
+
+    def finish(self, total: BoundTensor) -> None:
+        """``total``, which the last Expr has made, as ``out``."""
         if self.accumulator is self.out.dtype:
-            self.exprs.append(replace(last, outputs=(self.out,)))
+            self.exprs.append(replace(self.exprs.pop(), outputs=(self.out,)))
         else:
-            self.exprs += [last, Expr(Cast(), (held[0],), (self.out,))]
+            self.exprs.append(Expr(Cast(), (total,), (self.out,)))

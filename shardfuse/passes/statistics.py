@@ -113,7 +113,9 @@ class _Cut:
 
 
 def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
-    """By their first Expr.  Shardings are settled."""
+    """By their first Expr, none where numbers of ranks change no bit.  Shardings are settled."""
+    if fusion.promises.ranks:
+        return {}
     maker = fusion.producer_of()
     found: dict[Expr, Statistic] = {}
     seconds: dict[Expr, None] = {}

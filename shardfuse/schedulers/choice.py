@@ -44,10 +44,11 @@ def is_one_kernel(segment: Segment, device: Device) -> bool:
     """As ``is_taken``, of several Exprs that none of ``ALONE`` takes.
 
     What has one space is taken by the last scheduler that is asked, or by one before it: which one makes no difference
-    to what is joined.  Blocks of rows are taken by some only, and what reduces both ways has no one space.
+    to what is joined.  Blocks of rows and sums in pairs are taken by some only, and what reduces both ways has no one
+    space.
     """
     space = analyse(segment)
-    if isinstance(space, str) or space.block:
+    if isinstance(space, str) or space.block or space.adds_in_pairs:
         return is_taken(segment, device)
     return _why_apart(segment) is None
 

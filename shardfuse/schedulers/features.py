@@ -230,7 +230,7 @@ class Features(Space):
         Short is less than a line; more where no program would hold a row of an under-occupied grid, as its runs would
         be found twice.
         """
-        if self.grouped:
+        if self.grouped or self.adds_in_pairs:
             return self
         is_read_twice = (
             self.kept <= self.device.multiprocessors
@@ -271,6 +271,8 @@ def reduction_or_refusal(segment: Segment, device: Device) -> Features | str:
         return space
     if not space.r:
         return "it has no reduction"
+    if space.adds_in_pairs:
+        return "its sums are in pairs, for which a program holds a row"
     return f"blocks of {space.block_size} elements are of rows that are held" if space.block else space
 
 

@@ -24,7 +24,6 @@ from ..device import MAX_REGISTERS, Device
 from ..ir.digits import Digit, extent, listed
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
-from ..ir.promises import INVARIANTS, SEGMENTS
 from ..segments.added_sums import added_sums
 from ..segments.segment import Atoms, Segment, segment_of
 from ..segments.space import Space, cut_into_atoms, storage_order
@@ -54,8 +53,8 @@ def why_not(segment: Segment, device: Device) -> str | None:
     mixed = analyse_mixed(segment, device)
     if isinstance(mixed, str):
         return mixed
-    if mixed.space.promised.issuperset(INVARIANTS):
-        return "its rows have promised bits in any batch, whose sums are in as many segments as divide it"
+    if "ranks" in mixed.space.promised:
+        return "sums that are the same on any number of ranks are of columns alone, or in pairs of what a program holds"
     finishes = _finishes(mixed, _columns(mixed, 2)[0])
     if isinstance(finishes, str):
         return finishes
@@ -82,8 +81,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
         return _one_turn(space, tile, chunk)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
-    samples = SEGMENTS if "ranks" in space.promised else space.samples  # of which a rank has some
-    wanted = max(device.multiprocessors * tile.programs // samples, 1)
+    wanted = max(device.multiprocessors * tile.programs // space.samples, 1)
     splits = wanted if blocks >= wanted else power_of_two_within(blocks)
     again = 0 if tile.keeps else space.reduced * itemsizes(space.beside)  # as each row's loads
     own = tile.registers(device)

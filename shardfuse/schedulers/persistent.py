@@ -18,6 +18,7 @@ from .limits import (
     REGISTER_BYTES,
     TWO_IN_A_WORD,
     WARP,
+    WARPS,
     WIDEST_LOAD,
     WIDEST_WARPS,
     power_of_two,
@@ -28,6 +29,9 @@ from .plan import KernelPlan
 from .row_groups import columns_held_by_group, held_by_group, paired_group, why_not_held
 from .schedule import Access, Launch, Registers, Schedule, Tile
 
+_TAKEN = 16
+"""Elements that a thread adds up of a row that is taken in one piece."""
+
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
@@ -36,6 +40,8 @@ def why_not(segment: Segment, device: Device) -> str | None:
         if "ranks" in space.promised:
             return "its blocks are segments of a sum, of which other ranks may have the others"
         return None if packed_row(space) else too_long(space)
+    if not isinstance(space, str) and space.adds_in_pairs:
+        return too_long(space) if space.rereads else None  # the sum alone takes each element as it comes
     space = reduction_or_refusal(segment, device)
     if isinstance(space, str):
         return space
@@ -83,6 +89,10 @@ def _forms(space: Features) -> Iterator[Schedule | None]:
     if space.grouped:
         yield columns_held_by_group(space)
         return
+    if space.adds_in_pairs:
+        is_held = too_long(space) is None and space.reduced == power_of_two(space.reduced)
+        yield by_one_program(space) if is_held else _whole(space)
+        return
     yield packed_row(space)
     yield None if space.block else paired_group(space.joined)
     if too_long(space) is not None:
@@ -98,6 +108,13 @@ def _forms(space: Features) -> Iterator[Schedule | None]:
 def by_one_program(space: Features) -> Schedule:
     """Rows that registers of one program hold, one by one or several."""
     return _all_at_once(space) or in_registers(space)
+
+
+def _whole(space: Features) -> Schedule:
+    """Rows, or columns, in one piece, masked behind their end: what is added up in pairs is of no chunks."""
+    n = power_of_two(space.reduced)
+    rows = max(_TAKEN * WARP * WARPS // n, 1)
+    return Schedule(Tile(rows, n), launch=Launch(min(max(n // (_TAKEN * WARP), WARPS), WIDEST_WARPS)))
 
 
 def in_registers(space: Features) -> Schedule:

@@ -146,7 +146,11 @@ def why_not(found: Exchanged, device: Device) -> str | None:
 
 def _why_not_by_rows(space: Features, exchange: RankExchange) -> str | None:
     """Why no program, or group of them, has a row of which statistics are exchanged."""
-    if not _is_read_again(space, exchange) or _by_members(space, exchange) is not None:
+    if not _is_read_again(space, exchange):
+        return None
+    if space.adds_in_pairs:
+        return "no program holds its rows, whose sums are in pairs"
+    if _by_members(space, exchange) is not None:
         return None
     return why_not_read_again(space, exchange, is_too_long=_is_too_long(space))
 

@@ -50,7 +50,7 @@ def members_of(space: Space, free: int, *, in_rows: bool) -> int:
     The words of a row leave and come by all of their multiprocessors at once.
     """
     segment = space.segment
-    if in_rows or segment.windows or any(isinstance(e.op, _BY_ONE) for e in segment.exprs):
+    if in_rows or segment.windows or space.adds_in_pairs or any(isinstance(e.op, _BY_ONE) for e in segment.exprs):
         return 1
     if any(carried(e) is not DataType.Float for e in segment.exprs if isinstance(e.op, Reduce)):
         return 1  # a word holds a float32
