@@ -244,6 +244,10 @@ def test_no_sum_has_an_order_that_follows_the_kernel(
     """A kernel of one rank reads other tensors, of other types, than those of several: its threads have other parts."""
     for rows in (64, 8192):
         for ranks in (1, 2, 8):
+            if build is total and axis == 1 and n < 512 and rows == 64 and ranks > 1:  # one axis, cut inside
+                with pytest.raises(PromiseError, match="shard the outermost axis that it reduces"):
+                    free_orders(on_ranks(build, n, ranks, axis), (rows, n))
+                continue
             assert free_orders(on_ranks(build, n, ranks, axis), (rows, n)) == []
 
 

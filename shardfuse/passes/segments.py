@@ -1,29 +1,27 @@
-"""Sums in parts that do not depend on how many ranks there are, for fusions that promise the same bits on any number.
+"""Sums in an order that is their own, for fusions that promise the same bits on any number of ranks.
 
-An axis is cut into 8 segments, whether it is sharded or not; what a rank has of it is some of them, whole.  Each
-segment is added up by itself, in the order that its own length says, and what segments come to is added up in one
-order, by whoever needs the sum.  So ranks hand each other the sums of segments and never add for one another.
+What a kernel adds up, and in which order, follows from what it reads: on one rank it reads other tensors, of other
+types, than on two, and each thread has other elements of a row.  So such a sum says its order itself.
 
-before (T0 has 4096 columns, sharded over ranks or not)::
-
-    T1[i0]:Float = sum(T0[i0, i1], axes=(1,))
-
-after::
-
-    T1v[i0, i1/512, i1%512] = reshape(T0)
-    T1g[i0, i1/512] = sum(T1v, axes=(2,))                    of a rank its own segments
-    T1[i0] = ((T1g[:, 0] + T1g[:, 1]) + (T1g[:, 2] + T1g[:, 3])) + ...    read by all ranks: an all-gather
-
-Of an axis whose length 8 does not divide there are as many segments as its largest such power of two; an odd one is
-added up whole.  Integers, maxima and truth values are the same in any order, and are left alone.
-
-Rows that a program holds, of a power of two of elements along the last axis, need no kernel of their own for segments.
-They are added up in pairs, element 2 k and element 2 k + 1, and so are these sums, up to one::
+*Rows in pairs.*  Element 2 k is added to element 2 k + 1, and so are these sums, until one is left.  What a rank has of
+a row of a power of two of elements is a branch of that tree, and what ranks have is added up in pairs too: one number
+of each row, as without a promise::
 
     T1[i0] = sum(T0[i0, i1], axes=(1,), in_pairs=True)
 
-What a rank has is a branch of that tree, of as many elements as the ranks leave it, and the ranks' sums are added in
-pairs too: one number for each row, as without a promise.  No schedule changes the order of such a sum.
+*Segments.*  Any other row, and columns, are cut into 8 segments, or as many as the largest such power of two that
+divides their length; an odd one is left whole.  What a rank has is some of them.  Ranks hand each other the sums of
+segments, which whoever needs the sum adds up in pairs::
+
+    T1v[i0, i1/384, i1%384] = reshape(T0)                    of 3072 columns
+    T1g[i0, i1/384] = sum(T1v, axes=(2,), in_pairs=True)     of a rank its own segments; in pairs, as if 512 long
+    T1[i0] = ((T1g[:, 0] + T1g[:, 1]) + (T1g[:, 2] + T1g[:, 3])) + ...    read by all ranks: an all-gather
+
+Segments of columns are added up row by row, each column by one thread; long ones in runs side by side, whose sums are
+added up in the same way.
+
+Several axes are one after another, the last first; short ones that follow one another are one axis.  Integers, maxima
+and truth values are the same in any order, and are left alone.
 """
 
 from __future__ import annotations
@@ -45,6 +43,8 @@ from .promise_checks import has_order
 
 _SHORT_RUN, _LONG_RUN = 16, 64
 """Rows that one thread adds up, at the least where that can be, and from which on other threads have a part of them."""
+_LONG_ROW = 512
+"""Elements of an axis that is added up by itself, before the axis in front of it, so that either may be sharded."""
 _COMBINED = {"sum": Pointwise("add"), "prod": Pointwise("mul")}
 
 
@@ -113,9 +113,13 @@ def _one_after_another(
 
 
 def _joined(expr: Expr, op: Reduce, last: tuple[int, ...]) -> list[Expr]:
-    """Neighbouring axes as one; where that is too long, the sum over the last of them before."""
+    """Neighbouring axes as one; where the last is long, or all of them are, the sum over that before.
+
+    Whether it is sharded must not say so: on one rank it is not.
+    """
     (x,), out, logical = expr.tensors, expr.output, expr.tensors[0].domain.logical
-    if extent(a for k in last for a in logical[k]) > SEGMENTS * LONGEST_SEGMENT:
+    whole = extent(a for k in last for a in logical[k])
+    if extent(logical[last[-1]]) >= _LONG_ROW or whole > SEGMENTS * LONGEST_SEGMENT:
         return _one_after_another(out, op, x, last[-1:], last[:-1])
     build = _Builder(out, _accumulator(out))
     joined = [*logical[: last[0]], merge(*(logical[a] for a in last)), *logical[last[-1] + 1 :]]
