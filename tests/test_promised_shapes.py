@@ -10,6 +10,8 @@ import torch
 from benchmarks.sm90 import sources_of
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import PromiseError
+from shardfuse.frontend.exchanges import collectives
+from shardfuse.in_kernel import with_exchanges
 from shardfuse.ir.op import Reduce
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.passes.promise_checks import has_order
@@ -224,9 +226,12 @@ def free_orders(fd: FusionDefinition, shape: tuple[int, ...]) -> list[str]:
     """
     (x,) = fd.fec.tensors()
     plan = fd.fec.plan({x: shape})
-    kernels = [k for s in plan.segments for k in s.kernels]
+    plans = [plan, *([with_exchanges(plan)] if collectives(plan) else [])]
+    kernels = [k for p in plans for s in p.segments for k in s.kernels]
     found: list[str] = []
     for k in kernels:
+        if k.space.block:
+            found += [f"{k.name}: {e.output}" for e in k.segment.exprs if isinstance(e.op, Reduce) and has_order(e)]
         sums = [e for e in k.segment.exprs if isinstance(e.op, Reduce) and has_order(e) and not e.op.in_pairs]
         sums = [e for e in sums if e.tensors[0].domain.local_elements > e.output.domain.local_elements]
         is_by_one = not k.space.is_inner and k.schedule.reduced == k.schedule.parts == 1 and not k.schedule.members

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from ..ir.expr import Expr
 from .accumulators import accumulator
 from .emitter import Emitter
+from .packed import Packed
 from .tile import Chunk
 
 
@@ -37,6 +38,8 @@ def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
             text = f"{function}({text}, {_levels(n)})"
         e.out.line(f"{name} = {text}")
         held.append(name)
+        if isinstance(e, Packed):
+            e.forget()
     if e.tile.x_lanes:
         return _joined(e, held, accumulator(expr).combined)
     e.use("behind", "sum_in_pairs")

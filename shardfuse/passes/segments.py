@@ -17,8 +17,7 @@ segments, which whoever needs the sum adds up in pairs::
     T1g[i0, i1/384] = sum(T1v, axes=(2,), in_pairs=True)     of a rank its own segments; in pairs, as if 512 long
     T1[i0] = ((T1g[:, 0] + T1g[:, 1]) + (T1g[:, 2] + T1g[:, 3])) + ...    read by all ranks: an all-gather
 
-Segments of columns are added up row by row, each column by one thread; long ones in runs side by side, whose sums are
-added up in the same way.
+Long segments of columns are cut once more, into runs of up to 64 rows, whose sums are added up in the same way.
 
 Several axes are one after another, the last first; short ones that follow one another are one axis.  Integers, maxima
 and truth values are the same in any order, and are left alone.
@@ -28,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import gcd, isqrt
+from math import gcd
 
 from ..errors import PromiseError
 from ..ir.call import Select
@@ -41,8 +40,8 @@ from ..ir.promises import LONGEST_SEGMENT, MOST_IN_PAIRS, SEGMENTS
 from ..ir.scalar import Scalar
 from .promise_checks import has_order
 
-_SHORT_RUN, _LONG_RUN = 16, 64
-"""Rows that one thread adds up, at the least where that can be, and from which on other threads have a part of them."""
+_SHORT_RUN, _LONG_RUN = 4, 64
+"""Rows of a column that a program adds up, at the least and at the most, where their number can be divided so."""
 _LONG_ROW = 512
 """Elements of an axis that is added up by itself, before the axis in front of it, so that either may be sharded."""
 _COMBINED = {"sum": Pointwise("add"), "prod": Pointwise("mul")}
@@ -71,35 +70,26 @@ def _ordered(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> list[Ex
     is_whole: have all ranks all of it, so that another number of ranks is another definition?
     """
     (x,), out = expr.tensors, expr.output
-    last = _last_run(x, op.axes)
+    last = _last_run(op.axes)
     before = tuple(a for a in op.axes if a not in last)
-    if op.kind == "prod" and last:
-        why = f"the factors of {out} = prod({x}) are side by side in a row, where their order follows the kernel"
-        raise PromiseError(promise, why, "add up logarithms instead")
-    if last and before:
+    if before:
         steps = _one_after_another(out, op, x, last, before)
     elif len(last) > 1:
         steps = _joined(expr, op, last)
-    elif last:
-        return _along_rows(expr, op, promise, last[0], is_whole=is_whole)
     else:
-        return _in_segments(expr, op, promise, is_whole=is_whole)
+        return _along(expr, op, promise, max(last), is_whole=is_whole)
     found: list[Expr] = []
     for step in steps:
         found += _ordered(step, step.op, promise, is_whole=is_whole) if isinstance(step.op, Reduce) else [step]
     return found
 
 
-def _last_run(x: BoundTensor, axes: Sequence[int]) -> tuple[int, ...]:
-    """Those of ``axes`` that follow one another with nothing behind them but axes of one element."""
-    logical = x.domain.logical
-    end = max(axes) + 1
-    if any(extent(a) > 1 for a in logical[end:]):
-        return ()
-    first = end - 1
+def _last_run(axes: Sequence[int]) -> tuple[int, ...]:
+    """The last of ``axes`` that follow one another."""
+    first = last = max(axes)
     while first - 1 in axes:
         first -= 1
-    return tuple(range(first, end))
+    return tuple(range(first, last + 1))
 
 
 def _one_after_another(
@@ -127,12 +117,16 @@ def _joined(expr: Expr, op: Reduce, last: tuple[int, ...]) -> list[Expr]:
     return [*build.exprs, Expr(replace(op, axes=last[:1]), (row,), (out,))]
 
 
-def _along_rows(expr: Expr, op: Reduce, promise: str, at: int, *, is_whole: bool) -> list[Expr]:
-    """The sum over one axis whose elements are side by side."""
-    n = extent(expr.tensors[0].domain.logical[at])
-    if 1 < n <= MOST_IN_PAIRS and n & (n - 1) == 0:
+def _along(expr: Expr, op: Reduce, promise: str, at: int, *, is_whole: bool) -> list[Expr]:
+    """The sum over one axis."""
+    (x,), out = expr.tensors, expr.output
+    n, is_row = extent(x.domain.logical[at]), all(extent(a) == 1 for a in x.domain.logical[at + 1 :])
+    if op.kind == "prod" and is_row and n > 1:
+        found = f"the factors of {out} = prod({x}) are side by side in a row, where their order follows the kernel"
+        raise PromiseError(promise, found, "add up logarithms instead")
+    if op.kind == "sum" and 1 < n <= (MOST_IN_PAIRS if is_row else _LONG_RUN) and n & (n - 1) == 0:
         return [replace(expr, op=replace(op, in_pairs=True))]
-    return _in_segments(expr, op, promise, is_whole=is_whole)
+    return _in_segments(expr, op, promise, at, is_row=is_row, is_whole=is_whole)
 
 
 def _accumulator(out: BoundTensor) -> DataType:
@@ -150,9 +144,8 @@ def _cut(axis: Axis, count: int, *, is_whole: bool) -> tuple[Axis, Axis]:
             count //= 2
 
 
-def _in_segments(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> list[Expr]:
+def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool, is_whole: bool) -> list[Expr]:
     (x,), out = expr.tensors, expr.output
-    at = min(op.axes)
     axis = x.domain.logical[at]
     try:
         outer, inner = _cut(axis, gcd(extent(axis), SEGMENTS), is_whole=is_whole) if extent(axis) else ((), axis)
@@ -160,19 +153,21 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> lis
         found = f"{extent(axis)} elements along axis {at} of {x}, which {out} = {op.name} reduces, come from axes "
         found += f"or shards that {SEGMENTS} segments do not keep whole"
         raise PromiseError(promise, found, f"pad it to a multiple of {SEGMENTS} elements for each rank") from error
-    count, in_pairs = extent(outer), bool(_last_run(x, op.axes))
-    runs = _in_rows(inner, promise, f"{out} = {op.name}({x})") if in_pairs else _in_runs(inner)
+    count = extent(outer)
+    runs = _in_runs(inner, LONGEST_SEGMENT if is_row else _LONG_RUN)
+    if extent(runs[-1]) > LONGEST_SEGMENT:
+        found = f"a segment of {extent(inner)} elements of {out} = {op.name}({x}) is not divided into parts"
+        raise PromiseError(promise, found, f"pad it to a length that has a divisor of up to {LONGEST_SEGMENT}")
+    in_pairs = op.kind == "sum" and extent(inner) > 1
     if count == len(runs) == 1:
-        return [replace(expr, op=replace(op, in_pairs=in_pairs and extent(inner) > 1))]
+        return [replace(expr, op=replace(op, in_pairs=in_pairs))]
     build = _Builder(out, _accumulator(out))
     pieces = (*((outer,) if count > 1 else ()), *runs)
     logical = (*x.domain.logical[:at], *pieces, *x.domain.logical[at + 1 :])
     parts = build.make(Reshape(tuple(map(extent, logical)), count), (x,), "v", logical, x.dtype)
-    gone = sorted({at + len(pieces) - 1, *(a + len(pieces) - 1 for a in op.axes if a != at)})
     for k in reversed(range(len(pieces) - len(runs), len(pieces))):
-        axes = tuple(gone) if k == len(pieces) - 1 else (at + k,)
-        kept = tuple(a for n, a in enumerate(parts.domain.logical) if n not in axes)
-        added = Reduce(op.kind, axes, segments=count, in_pairs=in_pairs)
+        kept = tuple(a for n, a in enumerate(parts.domain.logical) if n != at + k)
+        added = Reduce(op.kind, (at + k,), segments=count, in_pairs=in_pairs)
         parts = build.make(added, (parts,), "g" if k == len(pieces) - len(runs) else "h", kept)
     if count == 1:
         build.finish(parts)
@@ -181,23 +176,13 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> lis
     return build.exprs
 
 
-def _in_rows(segment: Axis, promise: str, named: str) -> tuple[Axis, ...]:
-    """A segment in pieces that a program adds up in pairs."""
+def _in_runs(segment: Axis, longest: int) -> tuple[Axis, ...]:
+    """A segment in runs of equal length, the longest up to ``longest``, that different programs add up."""
     n = extent(segment)
-    part = next((k for k in range(LONGEST_SEGMENT, 1, -1) if n % k == 0), 1) if n > LONGEST_SEGMENT else n
-    if n > part * LONGEST_SEGMENT:
-        found = f"a segment of {n} elements of {named} is not divided into parts of up to {LONGEST_SEGMENT}"
-        raise PromiseError(promise, found, "pad it to a length that has such a divisor")
-    return split(segment, part) if part < n else (segment,)
-
-
-def _in_runs(segment: Axis) -> tuple[Axis, ...]:
-    """A segment of rows that are added one by one, in runs side by side: as many as a run has rows, or nearly so."""
-    n = extent(segment)
-    for part in range(isqrt(n), 1, -1) if n >= _LONG_RUN else ():
-        if n % part == 0:
+    for run in range(longest, _SHORT_RUN - 1, -1) if n > longest else ():
+        if n % run == 0:
             try:
-                return split(segment, part if part >= _SHORT_RUN else n // part)
+                return split(segment, run)
             except CutError:
                 continue
     return (segment,)

@@ -220,8 +220,8 @@ class Features(Space):
 
     @cached_property
     def joined(self) -> Features:
-        """Of the segment with two reductions that are one statistic as one."""
-        return features(online(self.segment), self.device)
+        """Of the segment with two reductions that are one statistic as one; those in pairs are what they are."""
+        return self if self.adds_in_pairs else features(online(self.segment), self.device)
 
     @cached_property
     def in_columns(self) -> Features:

@@ -7,6 +7,7 @@ columns, as tiles ``[r, x]``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..device import MAX_THREADS, Device
 from ..ir.digits import extent
@@ -31,14 +32,14 @@ from .schedule import Access, Launch, Registers, Schedule, Tile
 
 _TAKEN = 16
 """Elements that a thread adds up of a row that is taken in one piece."""
+_LEAST_COLUMNS = 64
+"""Columns of a program, which are lines of memory."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
     space = features_or_refusal(segment, device)
     if not isinstance(space, str) and space.block:
-        if "ranks" in space.promised:
-            return "its blocks are segments of a sum, of which other ranks may have the others"
         return None if packed_row(space) else too_long(space)
     if not isinstance(space, str) and space.adds_in_pairs:
         return too_long(space) if space.rereads else None  # the sum alone takes each element as it comes
@@ -90,8 +91,12 @@ def _forms(space: Features) -> Iterator[Schedule | None]:
         yield columns_held_by_group(space)
         return
     if space.adds_in_pairs:
-        is_held = too_long(space) is None and space.reduced == power_of_two(space.reduced)
-        yield by_one_program(space) if is_held else _whole(space)
+        is_cut = space.reduced != power_of_two(space.reduced)
+        if is_cut or not space.is_inner or too_long(space) is not None:
+            yield _whole(space)
+            return
+        yield _packed_in_pairs(space)
+        yield by_one_program(space)
         return
     yield packed_row(space)
     yield None if space.block else paired_group(space.joined)
@@ -112,9 +117,9 @@ def by_one_program(space: Features) -> Schedule:
 
 def _whole(space: Features) -> Schedule:
     """Rows, or columns, in one piece, masked behind their end: what is added up in pairs is of no chunks."""
-    n = power_of_two(space.reduced)
-    rows = max(_TAKEN * WARP * WARPS // n, 1)
-    return Schedule(Tile(rows, n), launch=Launch(min(max(n // (_TAKEN * WARP), WARPS), WIDEST_WARPS)))
+    n, taken = power_of_two(space.reduced), _TAKEN * WARP * WARPS
+    kept = max(taken // n, 1 if space.is_inner else _LEAST_COLUMNS)
+    return Schedule(Tile(kept, n), launch=Launch(min(max(kept * n // (_TAKEN * WARP), WARPS), WIDEST_WARPS)))
 
 
 def in_registers(space: Features) -> Schedule:
@@ -240,6 +245,18 @@ def packed_row(space: Features) -> Schedule | None:
         access=Access.ALIGN_DOWN if aligned else Access.NATIVE,
         launch=Launch(warps, registers=registers),
     )
+
+
+def _packed_in_pairs(space: Features) -> Schedule | None:
+    """A packed row with twice the warps, whose registers hold the sums of all chunks too until lanes have added them.
+
+    Rows of 16384, bfloat16, 2048 of them, took 42, 35 and 39 us so on an H200 (softmax, RMSNorm, LayerNorm), as many
+    warps as without a promise and their bound on registers 51, 43 and 59, held as float32 45, 35 and 39.
+    """
+    found = packed_row(space)
+    if found is None or found.launch.warps == WIDEST_WARPS:
+        return None
+    return replace(found.sized(reduced=2 * found.reduced), launch=Launch(2 * found.launch.warps))
 
 
 def _all_at_once(space: Features) -> Schedule | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..device import LEAST_COPY, MAX_THREADS, Device
-from ..ir.digits import Digit, Root, extent
+from ..ir.digits import Digit, Root
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise
 from ..segments.segment import Segment, segment_of
@@ -242,16 +242,10 @@ def _width(space: Features) -> int:
 
 def _of_samples(space: Features) -> Schedule | None:
     """Columns that are the samples of a batch whose number may change no bits, side by side: how long a row of them is
-    says how wide loads are, and that which threads add up what.  Each thread adds up columns of its own, row by row.
-
-    So it may take several side by side, in one load, where that leaves each multiprocessor some.
-    """
+    says how wide loads are, and that which threads add up what.  Each thread adds up columns of its own, row by row."""
     if not (space.is_invariant and space.x):
         return None
-    lanes, columns = WARP * WARPS, extent(space.x)
-    while lanes < WARP * WARPS * space.width and columns >= 2 * lanes * space.device.filling:
-        lanes *= 2
-    return Schedule(Tile(lanes, 1), Loop(), launch=Launch(WARPS))
+    return Schedule(Tile(WARP * WARPS, 1), Loop(), launch=Launch(WARPS))
 
 
 def side_by_side(space: Features, rows: int) -> Features | None:

@@ -49,6 +49,9 @@ def why_no_blocks(segment: Segment, r: Axis, inside: int, block: frozenset[Digit
         return f"blocks of {size} elements are not cut out of a tile, whose sides are powers of two"
     if any(_is_uneven(a, segment) for a in innermost):
         return "some rank has shorter blocks"
+    ordered = next((e for e in segment.exprs if isinstance(e.op, Reduce) and e.op.in_pairs), None)
+    if ordered is not None:
+        return f"{ordered.output} is added up in pairs, as no kernel does beside blocks of a row"
     others = frozenset(r) - block
     for expr in segment.exprs:
         found = next((t for t in expr.outputs if atoms[t] & others and atoms[t] & block != block), None)

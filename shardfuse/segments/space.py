@@ -76,7 +76,7 @@ class Space:
     @cached_property
     def adds_in_pairs(self) -> bool:
         """Are its sums in pairs, so that every form of a kernel whose programs hold rows gives the same bits?"""
-        return adds_in_pairs(self.segment)
+        return any(isinstance(e.op, Reduce) and e.op.in_pairs for e in self.segment.exprs)
 
     @cached_property
     def promised(self) -> frozenset[str]:
@@ -179,11 +179,6 @@ def as_columns(space: Spaces, line: int) -> Spaces:
     if not (space.x and space.inside and cut) or space.run >= line or space.walked:
         return space
     return replace(space, x=space.x + space.r[cut:], r=space.r[:cut], is_inner=False, grouped=space.run)
-
-
-def adds_in_pairs(segment: Segment) -> bool:
-    """Has it a sum of which element 2 k is added to element 2 k + 1, and so on?"""
-    return any(isinstance(e.op, Reduce) and e.op.in_pairs for e in segment.exprs)
 
 
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn

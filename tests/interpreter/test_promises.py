@@ -181,7 +181,9 @@ def by_pairs(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("is_turned", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize(("rows", "n"), [(1, 128), (3, 256), (300, 1024), (2, 4096), (40, 4096), (2, 16384)])
+@pytest.mark.parametrize(
+    ("rows", "n"), [(1, 128), (3, 256), (300, 1024), (2, 4096), (40, 4096), (2, 16384), (140, 16384)]
+)
 def test_neighbours_are_added_first_in_every_form_of_a_kernel(rows: int, n: int, is_turned: bool) -> None:
     """Bit for bit: of a sum alone, of one whose row is read again, and of the two after one another."""
     generator = torch.Generator().manual_seed(n)
