@@ -140,7 +140,7 @@ def test_segments_that_ranks_do_not_divide_are_refused() -> None:
     x.axis(1).parallelize(ParallelType.mesh_x)
     with pytest.raises(PromiseError, match="not whole segments, 8 of an axis: shard the outermost axis") as found:
         fd.explain(sizes={t: (2, *t.shape[1:]) if t.ndim == 2 else tuple(t.shape) for t in fd.fec.tensors()})
-    assert "what the sum of T4 adds up" in str(found.value)
+    assert "what T5 = sum(T4) adds up" in str(found.value)
 
 
 def test_rows_do_not_begin_within_words_that_they_share() -> None:

@@ -8,6 +8,11 @@ all warps and chunks are brought together once::
     T4_acc1 = branches_in_pairs(T3_1, 8)              of the second chunk
     T4_acc = behind(T4_acc, T4_acc1)                  [8]
     T4 = sum_in_pairs(T4_acc, 3)
+
+Runs whose length is no power of two, such as eight of 640 elements, have lanes for one behind their end, in one chunk::
+
+    c = lanes // 1024 * 640 + lanes % 1024
+    r_mask = lanes % 1024 < 640
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..ir.expr import Expr
+from ..segments.pairs import padded, run_of_pairs, whole_run
 from .accumulators import accumulator
 from .emitter import Emitter
 from .packed import Packed
-from .tile import Chunk
+from .tile import Chunk, Tile
 
 
 def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
@@ -45,6 +51,23 @@ def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
     e.use("behind", "sum_in_pairs")
     ends = len(chunks) * min(chunks[0].block, warps)
     return f"sum_in_pairs({_joined(e, held, lambda a, b: f'behind({a}, {b})')}, {_levels(ends)})"
+
+
+def are_apart(tile: Tile) -> bool:
+    """Do lanes without an element stand between the runs of a row, so that each is a branch of the tree?"""
+    run = run_of_pairs(tile.plan.segment)
+    return padded(tile.r_total, run) > tile.r_total > run
+
+
+def run_lines(tile: Tile, lanes: str) -> list[str]:
+    """The element of each of ``lanes``, and the mask of those that have one."""
+    run = run_of_pairs(tile.plan.segment)
+    whole = whole_run(run)
+    return [
+        f"lanes = {lanes}",
+        f"c = lanes // {whole} * {run} + lanes % {whole}",
+        f"r_mask = lanes % {whole} < {run}",
+    ]
 
 
 def _levels(n: int) -> int:

@@ -180,15 +180,16 @@ class Reduce(BaseOp):
 
     mesh_dims: the mesh dimensions on which the reduced axes are, of a collective; none of a local reduction.
     segments: into how many the axis was cut of which each is reduced by itself (see ``Reshape``), else 0.
-    in_pairs: is element 2 k added to element 2 k + 1, and so are these sums, until one is left?  The axis has a power
-    of two of elements, and so has what a rank has of it.
+    in_pairs: 0, or the elements of a run.  In each, as if it had a power of two of them, neighbours are added two and
+    two, and so are these sums, until one is left; and so are those of runs, of which there is a power of two, as of
+    those that a rank has.  Of a run of a power of two a rank may have a part.
     """
 
     kind: ReductionKind
     axes: tuple[int, ...]
     mesh_dims: tuple[ParallelType, ...] = ()
     segments: int = 0
-    in_pairs: bool = False
+    in_pairs: int = 0
 
     def __post_init__(self) -> None:
         check_axes(self.axes)
@@ -200,7 +201,7 @@ class Reduce(BaseOp):
 
     def arguments(self) -> list[tuple[str, object]]:
         segments = [("segments", self.segments)] if self.segments else []
-        in_pairs = [("in_pairs", True)] if self.in_pairs else []
+        in_pairs = [("in_pairs", self.in_pairs)] if self.in_pairs else []
         return [("axes", self.axes), *_mesh(self.mesh_dims), *segments, *in_pairs]
 
 

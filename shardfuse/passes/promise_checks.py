@@ -72,15 +72,15 @@ def check_order(expr: Expr, held: Sharding, mesh: DeviceMesh, promises: Promises
     if not has_order(expr):
         return
     named = f"{expr.output} = {expr.op.name}({', '.join(map(str, expr.tensors))})"
-    in_pairs = isinstance(expr.op, Reduce) and expr.op.in_pairs
-    if promises.ranks and not (in_pairs and _are_branches(expr, held, mesh)):
+    run = expr.op.in_pairs if isinstance(expr.op, Reduce) else 0
+    if promises.ranks and not (run and _are_branches(expr, held, mesh, run)):
         raise _no_segments(named, promises)
     if is_reduction(expr.op, "prod") or is_cut:
         found = f"what ranks have of {named} is multiplied, or added up chunk by chunk"
         raise PromiseError(str(promises), found, "have the axis whole on each rank")
 
 
-def _are_branches(expr: Expr, held: Sharding, mesh: DeviceMesh) -> bool:
+def _are_branches(expr: Expr, held: Sharding, mesh: DeviceMesh, run: int) -> bool:
     """Has each rank a branch of the tree of pairs: of the axis, from the outside, equal parts of a power of two?"""
     (left,) = reduced_axes(expr)
     for p, digits in sorted(held, key=lambda entry: -entry[1][0].weight):
@@ -88,7 +88,8 @@ def _are_branches(expr: Expr, held: Sharding, mesh: DeviceMesh) -> bool:
         if ranks not in (2, 4, SEGMENTS) or outermost((left,), digits) is None or not is_even(digits, ranks):
             return False
         left = without(left, digits)
-    return extent(left) > 1
+    n = extent(left)
+    return n % run == 0 or (n > 1 and run & (run - 1) == 0 and run % n == 0)
 
 
 def check_segments(expr: Expr, here: Sharding, promises: Promises) -> None:

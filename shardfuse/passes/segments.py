@@ -124,8 +124,8 @@ def _along(expr: Expr, op: Reduce, promise: str, at: int, *, is_whole: bool) -> 
     if op.kind == "prod" and is_row and n > 1:
         found = f"the factors of {out} = prod({x}) are side by side in a row, where their order follows the kernel"
         raise PromiseError(promise, found, "add up logarithms instead")
-    if op.kind == "sum" and 1 < n <= (MOST_IN_PAIRS if is_row else _LONG_RUN) and n & (n - 1) == 0:
-        return [replace(expr, op=replace(op, in_pairs=True))]
+    if op.kind == "sum" and 1 < n <= (MOST_IN_PAIRS if is_row else _LONG_RUN):
+        return [replace(expr, op=replace(op, in_pairs=n // gcd(n, SEGMENTS)))]
     return _in_segments(expr, op, promise, at, is_row=is_row, is_whole=is_whole)
 
 
@@ -158,16 +158,16 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
     if extent(runs[-1]) > LONGEST_SEGMENT:
         found = f"a segment of {extent(inner)} elements of {out} = {op.name}({x}) is not divided into parts"
         raise PromiseError(promise, found, f"pad it to a length that has a divisor of up to {LONGEST_SEGMENT}")
-    in_pairs = op.kind == "sum" and extent(inner) > 1
+    is_sum = op.kind == "sum"
     if count == len(runs) == 1:
-        return [replace(expr, op=replace(op, in_pairs=in_pairs))]
+        return [replace(expr, op=replace(op, in_pairs=extent(inner) if is_sum else 0))]
     build = _Builder(out, _accumulator(out))
     pieces = (*((outer,) if count > 1 else ()), *runs)
     logical = (*x.domain.logical[:at], *pieces, *x.domain.logical[at + 1 :])
     parts = build.make(Reshape(tuple(map(extent, logical)), count), (x,), "v", logical, x.dtype)
     for k in reversed(range(len(pieces) - len(runs), len(pieces))):
         kept = tuple(a for n, a in enumerate(parts.domain.logical) if n != at + k)
-        added = Reduce(op.kind, (at + k,), segments=count, in_pairs=in_pairs)
+        added = Reduce(op.kind, (at + k,), segments=count, in_pairs=extent(pieces[k]) if is_sum else 0)
         parts = build.make(added, (parts,), "g" if k == len(pieces) - len(runs) else "h", kept)
     if count == 1:
         build.finish(parts)

@@ -18,6 +18,7 @@ from ..ir.op import Cast, Pointwise, Random, Reduce, Set, Statistic, View, is_st
 from ..ops.reductions import REDUCTION_TABLE
 from ..ops.table import POINTWISE
 from ..segments.online_reductions import online, takes_one_walk
+from ..segments.pairs import padded, run_of_pairs
 from ..segments.segment import Segment, leading_to
 from ..segments.space import Space, analyse, as_columns, run_below
 from .limits import LONG_WARPS, WARP, power_of_two, vector
@@ -85,6 +86,11 @@ class Features(Space):
     def row_bytes(self) -> int:
         """Bytes of a row of all that is streamed."""
         return self.reduced * self.element_bytes
+
+    @property
+    def padded(self) -> int:
+        """Lanes of a row whose sums are in pairs; its elements where none is."""
+        return padded(self.reduced, run_of_pairs(self.segment))
 
     @property
     def is_narrow(self) -> bool:

@@ -91,8 +91,7 @@ def _forms(space: Features) -> Iterator[Schedule | None]:
         yield columns_held_by_group(space)
         return
     if space.adds_in_pairs:
-        is_cut = space.reduced != power_of_two(space.reduced)
-        if is_cut or not space.is_inner or too_long(space) is not None:
+        if space.padded != space.reduced or not space.is_inner or too_long(space) is not None:
             yield _whole(space)
             return
         yield _packed_in_pairs(space)
@@ -117,7 +116,7 @@ def by_one_program(space: Features) -> Schedule:
 
 def _whole(space: Features) -> Schedule:
     """Rows, or columns, in one piece, masked behind their end: what is added up in pairs is of no chunks."""
-    n, taken = power_of_two(space.reduced), _TAKEN * WARP * WARPS
+    n, taken = space.padded, _TAKEN * WARP * WARPS
     kept = max(taken // n, 1 if space.is_inner else _LEAST_COLUMNS)
     return Schedule(Tile(kept, n), launch=Launch(min(max(kept * n // (_TAKEN * WARP), WARPS), WIDEST_WARPS)))
 

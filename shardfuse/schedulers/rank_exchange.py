@@ -128,6 +128,8 @@ def why_not(found: Exchanged, device: Device) -> str | None:
             return f"{t} reduces nothing on this rank"
     if not space.is_inner or space.walked or space.in_columns.grouped:
         return "what is reduced is not innermost"
+    if space.padded != space.reduced:
+        return f"its rows of {space.reduced} elements are added up in runs that are no power of two"
     sent = exchange.sent or exchange.gathered
     refusal = too_long(space) if sent is not None else _why_not_by_rows(space, exchange)
     if refusal is not None:

@@ -21,6 +21,7 @@ from ..ir.scalar import Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
 from .block_reductions import of_blocks, split_reduced, why_no_blocks
+from .pairs import run_of_pairs
 from .segment import Atoms, Pieces, Segment
 
 _OWN = (Statistic, Pick)
@@ -76,7 +77,7 @@ class Space:
     @cached_property
     def adds_in_pairs(self) -> bool:
         """Are its sums in pairs, so that every form of a kernel whose programs hold rows gives the same bits?"""
-        return any(isinstance(e.op, Reduce) and e.op.in_pairs for e in self.segment.exprs)
+        return run_of_pairs(self.segment) > 0
 
     @cached_property
     def promised(self) -> frozenset[str]:
