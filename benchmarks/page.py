@@ -14,6 +14,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 
+from benchmarks.promise_table import SUITES as PROMISE_SUITES
 from benchmarks.promise_table import promise_section
 from benchmarks.report import MANY, ROOT, Results, Row, has_plot, mean, ratios
 
@@ -170,13 +171,13 @@ def page(text: str, results: Sequence[Results]) -> str:
         if begin not in text:
             text = f"{text.rstrip()}\n## {r.suite}\n{begin}\n{end}\n"
         before, _, rest = text.partition(begin)
-        made = promise_section(r) if r.suite == "promises" else section(r)
+        made = promise_section(r) if r.suite in PROMISE_SUITES else section(r)
         text = f"{before}{begin}\n{made}\n{end}{rest.partition(end)[2]}"
     return text
 
 
 def _page_of(results: Results) -> Path:
-    return ON_RANKS if results.suite in RANK_SUITES else PROMISES if results.suite == "promises" else MEASURED
+    return ON_RANKS if results.suite in RANK_SUITES else PROMISES if results.suite in PROMISE_SUITES else MEASURED
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .promises import OTHER_WIDTHS, OWN, PROMISED, WIDTHS
+from .promises import OWN, PROMISED
 from .report import Results, Row, mean
 
+RANKS = "promises_ranks"
+SUITES = ("promises", RANKS)
 LIMIT = 1.15
 """Of the time without the promise: cases beyond it are listed."""
 IN_GRAPH = ", in a graph"
@@ -26,9 +28,10 @@ def promise_section(results: Results) -> str:
     """Paragraph and table: by fusion and number of rows, the time over that without, at each length of a row."""
     calls, graphs = _costs(results.rows, ""), _costs(results.rows, IN_GRAPH)
     code = f", commit {results.commit}" if results.commit else ""
+    promised = "ranks" if results.suite == RANKS else "batch"
     head = [
-        f'{results.date}, {results.machine}{code}; `{results.command}`, bfloat16, `invariant="batch"`.',
-        _bits(results.rows),
+        f'{results.date}, {results.machine}{code}; `{results.command}`, bfloat16, `invariant="{promised}"`.',
+        *([_bits(results.rows)] if promised == "batch" else []),
         f"The mean over {len(calls)} cases is {mean(calls.values())} in calls, of which each has its code and data "
         f"from memory, and {mean(graphs.values())} in CUDA graphs of ten calls, which have both in caches.",
         _beyond(calls, graphs),
@@ -36,7 +39,9 @@ def promise_section(results: Results) -> str:
     rows = sorted({rows for _, rows, _ in calls})
     table = ["| fusion, elements of a row | " + " | ".join(_counted(rows)) + " |", "|---" * (1 + len(rows)) + "|"]
     for name, title in TITLES.items():
-        widths = WIDTHS.get(name, OTHER_WIDTHS)
+        widths = sorted({n for own, _, n in calls if own == name})
+        if not widths:
+            continue
         cells = [", ".join(f"{calls[name, r, n]:.2f}" for n in widths if (name, r, n) in calls) for r in rows]
         table.append(f"| {title}, {', '.join(map(str, widths))} | {' | '.join(cells)} |")
     return "\n".join([" ".join(head), "", *table])

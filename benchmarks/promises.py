@@ -1,7 +1,8 @@
-"""What promises cost: a fusion that promises the same bits whatever the batch, beside the same one that does not.
+"""What promises cost: a fusion that promises the same bits, beside one that does not, both of one size in turns.
 
-``promised`` is the fusion with ``invariant="batch"``, ``shardfuse`` without; both are of one size and run in turns.  A
-promised result is right where rows of it, run alone and some together, have the bits that they have among all.
+The suite ``promises`` has ``invariant="batch"``: a promised result is right where rows of it, run alone and some
+together, have the bits that they have among all.  ``promises_ranks`` has ``invariant="ranks"``, on one GPU; whether
+several have the same bits is for ``tests/multirank/test_promised_ranks.py``.
 
 *In a graph* is one of 10 calls in a CUDA graph.  Behind a flush of L2 a kernel's code comes from memory too, which
 takes up to a microsecond more or less by where it happens to lie: of few rows that is much, and says nothing.
@@ -26,6 +27,9 @@ ROWS = (1, 8, 64, 512, 2048, 8192)
 WIDTHS = {"cross_entropy": (32000, 128256), "softmax": (1024, 4096, 16384, 65536)}
 """Lengths of rows of some cases."""
 OTHER_WIDTHS = (1024, 4096, 8192)
+RANKS_WIDTHS = {"cross_entropy": (4096, 32000), "softmax": (768, 4096, 5120, 16384)}
+OTHER_RANKS_WIDTHS = (768, 4096, 5120, 8192)
+"""The same of ``promises_ranks``: of powers of two, and not."""
 ELEMENTS = 1 << 29
 """Of a tensor at the most."""
 Build = Callable[[FusionDefinition, int, DataType], None]
@@ -182,23 +186,29 @@ def run_promises(
     names: Sequence[str] = tuple(CASES),
     rows: Sequence[int] = ROWS,
     widths: Sequence[int] | None = None,
+    *,
+    invariant: str = "batch",
 ) -> Iterator[list[Row]]:
     """Rows case by case, in about ``seconds`` of timing."""
-    work = [(name, n) for name in names for n in widths or WIDTHS.get(name, OTHER_WIDTHS)]
+    of_name, others = (WIDTHS, OTHER_WIDTHS) if invariant == "batch" else (RANKS_WIDTHS, OTHER_RANKS_WIDTHS)
+    work = [(name, n) for name in names for n in widths or of_name.get(name, others)]
     for name, n in work:
-        yield [*_measured(name, n, rows, seconds / len(work), device)]
+        yield [*_measured(name, n, rows, seconds / len(work), device, invariant)]
 
 
-def _measured(name: str, n: int, rows: Sequence[int], seconds: float, device: torch.device) -> Iterator[Row]:
+def _measured(
+    name: str, n: int, rows: Sequence[int], seconds: float, device: torch.device, invariant: str
+) -> Iterator[Row]:
     dtype = DataType.BFloat16
-    fusions = {OWN: define(name, n, dtype, None), PROMISED: define(name, n, dtype)}
+    fusions = {OWN: define(name, n, dtype, None), PROMISED: define(name, n, dtype, invariant)}
     sizes = [count for count in rows if count * n <= ELEMENTS]
     for count in sizes:
         given = inputs(fusions[OWN], count, n, device)
         outputs = fusions[OWN].execute(given)
         moved = sum(t.numel() * t.element_size() for t in (*given, *outputs))
         del outputs
-        wrong = why_rows_differ(fusions[PROMISED], given, (1, 3, count // 2)) if count > 1 else None
+        is_told = invariant == "batch" and count > 1
+        wrong = why_rows_differ(fusions[PROMISED], given, (1, 3, count // 2)) if is_told else None
         runs = {impl: _run_of(fd, given) for impl, fd in fusions.items()}
         case = f"{count}x{n}:bfloat16"
         each = seconds / len(sizes) / (2 if device.type == "cuda" else 1)

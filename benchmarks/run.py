@@ -13,6 +13,7 @@
     python benchmarks/run.py models --dry                     # tiny ones on the CPU: regions, and losses as eager's
     python benchmarks/run.py optimiser                        # a step of AdamW over 1,000 tensors, against torch's
     python benchmarks/run.py promises                         # what invariant="batch" costs, from 1 to 8192 rows
+    python benchmarks/run.py promises_ranks                   # and invariant="ranks", on one GPU
     python benchmarks/run.py modules --only RMSNorm GELU      # shardfuse.nn's modules and functions, each way
     python benchmarks/run.py module_host --peers eager        # the host's time of a call of each, beside torch's
     python benchmarks/run.py modules --dry                    # all of them, tiny, on the CPU: results as float64's
@@ -127,6 +128,7 @@ def _run(options: argparse.Namespace) -> int:
 ON_GPU = {
     "optimiser": lambda options: run_optimiser(options.seconds, torch.device("cuda", 0)),
     "promises": lambda options: run_promises(options.seconds, torch.device("cuda", 0)),
+    "promises_ranks": lambda options: run_promises(options.seconds, torch.device("cuda", 0), invariant="ranks"),
     "models": lambda options: run_models(options.only, torch.cuda.device_count(), profiles=options.profile),
 }
 """Suites that have cases of their own."""
