@@ -34,7 +34,8 @@ def promise_section(results: Results) -> str:
         *([_bits(results.rows)] if promised == "batch" else []),
         f"The mean over {len(calls)} cases is {mean(calls.values())} in calls, of which each has its code and data "
         f"from memory, and {mean(graphs.values())} in CUDA graphs of ten calls, which have both in caches.",
-        _beyond(calls, graphs),
+        *(f"Left out: {text}." for text in results.left_out),
+        _beyond(calls, graphs) if promised == "batch" else _counted_beyond(calls, graphs),
     ]
     rows = sorted({rows for _, rows, _ in calls})
     table = ["| fusion, elements of a row | " + " | ".join(_counted(rows)) + " |", "|---" * (1 + len(rows)) + "|"]
@@ -73,6 +74,16 @@ def _beyond(calls: dict[tuple[str, int, int], float], graphs: dict[tuple[str, in
     if not found:
         return f"None takes more than {LIMIT} x."
     return f"More than {LIMIT} x take, in calls (in graphs): {'; '.join(found)}; {both or 'none'} in both."
+
+
+def _counted_beyond(calls: dict[tuple[str, int, int], float], graphs: dict[tuple[str, int, int], float]) -> str:
+    """By fusion, where they are many."""
+    found: dict[str, list[float]] = {}
+    for key, us in calls.items():
+        if min(us, graphs[key]) > LIMIT:
+            found.setdefault(TITLES[key[0]], []).append(max(us, graphs[key]))
+    told = [f"{len(us)} of {title} (up to {max(us):.2f} x)" for title, us in found.items()]
+    return f"More than {LIMIT} x in both take {sum(map(len, found.values()))} cases: {'; '.join(told)}."
 
 
 def _counted(rows: Sequence[int]) -> list[str]:

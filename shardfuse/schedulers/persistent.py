@@ -95,7 +95,8 @@ def _forms(space: Features) -> Iterator[Schedule | None]:
             yield _whole(space)
             return
         yield _packed_in_pairs(space)
-        yield by_one_program(space)
+        held = by_one_program(space)
+        yield held if held.kept == 1 else _whole(space)
         return
     yield packed_row(space)
     yield None if space.block else paired_group(space.joined)
@@ -115,10 +116,15 @@ def by_one_program(space: Features) -> Schedule:
 
 
 def _whole(space: Features) -> Schedule:
-    """Rows, or columns, in one piece, masked behind their end: what is added up in pairs is of no chunks."""
-    n, taken = space.padded, _TAKEN * WARP * WARPS
-    kept = max(taken // n, 1 if space.is_inner else _LEAST_COLUMNS)
-    return Schedule(Tile(kept, n), launch=Launch(min(max(kept * n // (_TAKEN * WARP), WARPS), WIDEST_WARPS)))
+    """A row, or columns, in one piece, masked behind their end: what is added up in pairs is of no chunks.
+
+    A row by itself: of two of them side by side a thread has elements in such places that Triton 3.6 and 3.7 bring them
+    together through shared memory for each step, with up to 46 KB of spills (LayerNorm's gradient of rows of 768).
+    """
+    n = space.padded
+    kept = 1 if space.is_inner else max(_TAKEN * WARP * WARPS // n, _LEAST_COLUMNS)
+    warps = power_of_two_within(max(kept * n // (_TAKEN * WARP), 1 if space.is_inner else WARPS))
+    return Schedule(Tile(kept, n), launch=Launch(min(warps, WIDEST_WARPS)))
 
 
 def in_registers(space: Features) -> Schedule:
