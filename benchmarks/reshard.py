@@ -191,15 +191,18 @@ def everywhere(fact: bool, device: torch.device) -> bool:
 
 
 def per_call(
-    runs: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
+    runs: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, fewest: int = 2
 ) -> dict[str, tuple[float, float, float]]:
-    """Microseconds of one call: the median over the rounds, and the 20th and 80th of a hundred."""
+    """Microseconds of one call: the median over the rounds, and the 20th and 80th of a hundred.
+
+    fewest: calls that follow one another, at the least, behind a wait of the host for the GPU.
+    """
     samples: dict[str, list[float]] = {name: [] for name in runs}
     calls: dict[str, int] = {}
     for name, run in runs.items():
         _sample(run, 2, device)
         (seconds,) = slowest([_sample(run, 2, device)], device)
-        calls[name] = min(max(int(SAMPLE / seconds), 2), MOST_CALLS)
+        calls[name] = min(max(int(SAMPLE / seconds), fewest), MOST_CALLS)
     for _ in range(rounds):
         for name, run in runs.items():
             samples[name].append(_sample(run, calls[name], device))

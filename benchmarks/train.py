@@ -3,9 +3,9 @@
 Every rank runs this.  The model is `examples/lm_model.py`, tensor and sequence parallel over all ranks, in bfloat16;
 the peer is `plain_lm.py`, eager and under ``torch.compile`` with Inductor and with ``backend="shardfuse"``, on the same
 weights; shardfuse's modules are measured as they are and under ``torch.compile`` with Inductor.  *In a graph*: the
-whole step, forward and backward, is one CUDA graph.  Times are of steps that follow one another, the slowest rank's,
-medians over the rounds; ``GiB``: the most memory that a step takes beyond what is allocated before it.  *GPU busy*:
-for how much of profiled steps some kernel runs on the first rank's GPU, those included that wait for other ranks.
+whole step, forward and backward, is one CUDA graph.  Times are of eight steps that follow one another, the slowest
+rank's, medians over the rounds; ``GiB``: the most memory that a step takes beyond what is allocated before it.  *GPU
+busy*: for how much of profiled steps some kernel runs on the first rank's GPU, also one that waits for other ranks.
 
 Whether a step is right, `trained.Trained` says: its loss and gradients at the first weights and at those that the
 reference, the eager peer in the next wider dtype, has after some steps of gradient descent.
@@ -42,7 +42,8 @@ STEPS = (
     "torch.compile, backend shardfuse", "torch.compile, in a graph",
 )  # fmt: skip
 """What is measured, what takes long to compile last; graphs on GPUs alone."""
-ROUNDS = 9
+ROUNDS, FOLLOWING = 9, 8
+"""FOLLOWING: steps behind which the host waits for the GPU, as it does to print a loss; else it is ahead."""
 SHAPES = {
     1024: (8, 2, 1024, 32_000),
     2048: (6, 1, 2048, 64_000),
@@ -146,7 +147,7 @@ def _ready(sized: _Sized, rounds: int, only: Sequence[str]) -> tuple[dict[str, S
 
 def _rows(sized: _Sized, rounds: int, only: Sequence[str]) -> list[Row]:
     steps, memory = _ready(sized, rounds, only)
-    timed = per_call({name: step.run for name, step in steps.items()}, sized.device, rounds)
+    timed = per_call({name: step.run for name, step in steps.items()}, sized.device, rounds, FOLLOWING)
     _print(f"dim {sized.dim}: {_milliseconds(timed)}")
     if OWN in steps:
         _told_gaps(steps[OWN], sized.device)
