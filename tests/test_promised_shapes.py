@@ -9,12 +9,14 @@ import torch
 
 from benchmarks.sm90 import sources_of
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.device import H200
 from shardfuse.errors import PromiseError
 from shardfuse.frontend.exchanges import collectives
 from shardfuse.in_kernel import with_exchanges
 from shardfuse.ir.op import Reduce
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.passes.promise_checks import has_order
+from shardfuse.schedulers.candidates import candidates
 from shardfuse.schedulers.schedule import Order, Schedule
 
 BATCHES = ((1,), (2,), (8,), (64,))
@@ -272,6 +274,21 @@ def test_a_row_of_millions_is_added_up_in_parts() -> None:
         assert free_orders(fd, (n,)) == []
     with pytest.raises(PromiseError, match=r"a segment of 1000003 elements .* pad it"):
         fd.fec.plan({fd.fec.tensors()[0]: (1_000_003,)})
+
+
+@pytest.mark.parametrize("n", [4096, 5120, 16384])
+def test_what_the_tuner_tries_leaves_the_order_as_it_is(n: int) -> None:
+    fd = on_ranks(softmax_of_rows, n, 1, 0)
+    (x,) = fd.fec.tensors()
+    (planned,) = fd.fec.plan({x: (2048, n)}).segments
+    (kernel,) = planned.kernels
+    others = candidates(planned.scheduler, planned.segment, kernel.schedule, H200)
+    lanes = 8192 if n == 5120 else n
+    assert others
+    for other in others:
+        assert other.is_held
+        assert not other.members
+        assert other.reduced == lanes or (lanes == n and lanes % other.reduced == 0)
 
 
 def test_products_along_a_row_are_refused() -> None:

@@ -65,7 +65,7 @@ def run_of(tile: Tile, expr: Expr, chunk: Chunk) -> int:
     space, schedule = tile.plan.space, tile.plan.schedule
     if kind != "uniform" or expr.output.dtype is DataType.Double or not (tile.r_lanes and space.is_inner):
         return 1
-    if schedule.columns or schedule.is_aligned_down or chunk.index != "r":
+    if schedule.columns or schedule.is_aligned_down or tile.is_apart or chunk.index != "r":
         return 1
     strides, start = tile.index_strides(expr)
     along = tile.r_runs(strides)

@@ -22,7 +22,7 @@ from .lagged_rows import LaggedRows, MisalignedLaggedRows, pipelined_loop, write
 from .mesh_exchange import rank_lines, table_words
 from .misaligned import MisalignedLoop, with_access
 from .packed import MisalignedPacked, Packed
-from .pairs import are_apart, run_lines
+from .pair_sums import run_lines
 from .row_loop import RowLoopSums, row_loop_index, write_row_loop
 from .sending import Sending
 from .sending_rows import SendingRows, row_sender_lines
@@ -244,7 +244,7 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
     if tile.r_lanes:
         wide = ".to(tl.int64)" if tile.r_wide and schedule.is_held else ""
         lanes = f"{tile.part_start}{tile.lanes(schedule.reduced, reduced=True)}{wide}"
-        lines += run_lines(tile, lanes) if are_apart(tile) else [f"c = {lanes}"]
+        lines += run_lines(tile, lanes) if tile.is_apart else [f"c = {lanes}"]
     if schedule.is_held and not schedule.is_aligned_down:
         lines += _mask_lines(tile, schedule)
     return integers, lines
@@ -253,7 +253,7 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
 def _mask_lines(tile: Tile, schedule: Schedule) -> list[str]:
     """The masks of chunks; of a group's members the last has fewer elements."""
     masked = [chunk for chunk in tile.chunks() if chunk.is_masked]
-    if are_apart(tile):
+    if tile.is_apart:
         return []  # beside the lanes
     if not schedule.members:
         return [f"r_mask = c < {chunk.valid}" for chunk in masked]

@@ -129,6 +129,8 @@ def _side_by_side(tile: Tile, tensor: BoundTensor, chunk: Chunk) -> int:
     schedule, space = tile.plan.schedule, tile.plan.space
     if not tile.space.is_inner or tile.x_lanes or space.walked or space.sides[0] or schedule.is_aligned_down:
         return 1
+    if tile.is_apart:
+        return 1
     if not schedule.is_held and chunk.index != "r":
         return 1
     runs = [g.below for g in tile.r_runs(tile.strides[tensor])]

@@ -25,7 +25,7 @@ from .arithmetic import TRITON_TYPE
 from .combining import accumulate, across_blocks, combined
 from .emitter import Emitter
 from .packed import Packed
-from .pairs import in_pairs
+from .pair_sums import in_pairs
 from .statements import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk, Piece
 from .words import largest_of_words

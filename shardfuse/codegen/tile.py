@@ -13,6 +13,7 @@ from ..ir.layout import Coordinates, Layout, local_extent
 from ..ir.op import Pick, Random
 from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
+from ..segments.pair_runs import padded, run_of_pairs
 from ..segments.segment import Segment
 from .indexing import Run, Strides, moved_by, row_major, runs
 from .window_loads import window_of
@@ -136,6 +137,15 @@ class Tile:
     def is_alone(self) -> bool:
         """Is there one kept element, which then needs no index?  One of a batch is indexed as if there were others."""
         return self.x_total == 1 and not self.space.is_invariant
+
+    @property
+    def is_apart(self) -> bool:
+        """Do lanes without an element stand between the runs of a row whose sums are in pairs (``pair_sums.py``)?
+
+        Then lane and element differ: what has a lane for several neighbours does not know which they are.
+        """
+        run = run_of_pairs(self.plan.segment)
+        return padded(self.r_total, run) > self.r_total > run
 
     def shape_of(self, chunk: Chunk) -> str:
         """Text of the shape of ``chunk``'s block, which may differ from the others'."""

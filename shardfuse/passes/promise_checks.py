@@ -105,5 +105,6 @@ def check_segments(expr: Expr, here: Sharding, promises: Promises) -> None:
 
 def _no_segments(named: str, promises: Promises) -> PromiseError:
     found = f"ranks have parts of what {named} adds up that are not whole segments, {SEGMENTS} of an axis"
-    remedy = "shard the outermost axis that it reduces, evenly, over 2, 4 or 8 ranks that divide its length"
+    remedy = "shard the outermost axis that it reduces, evenly, over 2, 4 or 8 ranks that divide its length, or reduce "
+    remedy += "one axis after another"
     return PromiseError(str(promises), found, remedy)

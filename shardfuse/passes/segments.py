@@ -3,21 +3,22 @@
 What a kernel adds up, and in which order, follows from what it reads: on one rank it reads other tensors, of other
 types, than on two, and each thread has other elements of a row.  So such a sum says its order itself.
 
-*Rows in pairs.*  Element 2 k is added to element 2 k + 1, and so are these sums, until one is left.  What a rank has of
-a row of a power of two of elements is a branch of that tree, and what ranks have is added up in pairs too: one number
-of each row, as without a promise::
+*Pairs.*  Element 2 k is added to element 2 k + 1, and so are these sums, until one is left.  A row of up to 16384
+elements is cut into 8 runs, or as many as the largest such power of two that divides its length, each of which is a
+branch of that tree: a run of 640 elements counts as one of 1024.  What a rank has is some of the runs, or a part of one
+of a power of two.  What ranks have is added up in pairs too: one number of each row, as without a promise::
 
-    T1[i0] = sum(T0[i0, i1], axes=(1,), in_pairs=True)
+    T1[i0] = sum(T0[i0, i1], axes=(1,), in_pairs=640)        of 5120 columns
 
-*Segments.*  Any other row, and columns, are cut into 8 segments, or as many as the largest such power of two that
-divides their length; an odd one is left whole.  What a rank has is some of them.  Ranks hand each other the sums of
-segments, which whoever needs the sum adds up in pairs::
+*Segments.*  Longer rows, and columns of more than 64 elements, are cut into as many segments.  Ranks hand each other
+their sums, which whoever needs the whole adds up in pairs::
 
-    T1v[i0, i1/384, i1%384] = reshape(T0)                    of 3072 columns
-    T1g[i0, i1/384] = sum(T1v, axes=(2,), in_pairs=True)     of a rank its own segments; in pairs, as if 512 long
+    T1v[i0, i1/4000, i1%4000] = reshape(T0)                  of 32000 columns
+    T1g[i0, i1/4000] = sum(T1v, axes=(2,), in_pairs=4000)    of a rank its own segments
     T1[i0] = ((T1g[:, 0] + T1g[:, 1]) + (T1g[:, 2] + T1g[:, 3])) + ...    read by all ranks: an all-gather
 
-Long segments of columns are cut once more, into runs of up to 64 rows, whose sums are added up in the same way.
+Segments of columns are cut once more, into runs of 4 to 64 rows where there is such a divisor, whose sums are added up
+in the same way.  Without one a thread adds up a long segment row by row.
 
 Several axes are one after another, the last first; short ones that follow one another are one axis.  Integers, maxima
 and truth values are the same in any order, and are left alone.
@@ -42,6 +43,8 @@ from .promise_checks import has_order
 
 _SHORT_RUN, _LONG_RUN = 4, 64
 """Rows of a column that a program adds up, at the least and at the most, where their number can be divided so."""
+_LONGEST_COLUMN = 512
+"""Rows of a column without a divisor from which on one thread adds it up: so many in registers spill."""
 _LONG_ROW = 512
 """Elements of an axis that is added up by itself, before the axis in front of it, so that either may be sharded."""
 _COMBINED = {"sum": Pointwise("add"), "prod": Pointwise("mul")}
@@ -121,10 +124,12 @@ def _along(expr: Expr, op: Reduce, promise: str, at: int, *, is_whole: bool) -> 
     """The sum over one axis."""
     (x,), out = expr.tensors, expr.output
     n, is_row = extent(x.domain.logical[at]), all(extent(a) == 1 for a in x.domain.logical[at + 1 :])
-    if op.kind == "prod" and is_row and n > 1:
+    if n <= 1:
+        return [expr]
+    if op.kind == "prod" and is_row:
         found = f"the factors of {out} = prod({x}) are side by side in a row, where their order follows the kernel"
         raise PromiseError(promise, found, "add up logarithms instead")
-    if op.kind == "sum" and 1 < n <= (MOST_IN_PAIRS if is_row else _LONG_RUN):
+    if op.kind == "sum" and n <= (MOST_IN_PAIRS if is_row else _LONG_RUN):
         return [replace(expr, op=replace(op, in_pairs=n // gcd(n, SEGMENTS)))]
     return _in_segments(expr, op, promise, at, is_row=is_row, is_whole=is_whole)
 
@@ -158,22 +163,28 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
     if extent(runs[-1]) > LONGEST_SEGMENT:
         found = f"a segment of {extent(inner)} elements of {out} = {op.name}({x}) is not divided into parts"
         raise PromiseError(promise, found, f"pad it to a length that has a divisor of up to {LONGEST_SEGMENT}")
-    is_sum = op.kind == "sum"
+    in_pairs = tuple(_run(op, extent(run), is_row=is_row) for run in runs)
     if count == len(runs) == 1:
-        return [replace(expr, op=replace(op, in_pairs=extent(inner) if is_sum else 0))]
+        return [replace(expr, op=replace(op, in_pairs=in_pairs[0]))]
     build = _Builder(out, _accumulator(out))
     pieces = (*((outer,) if count > 1 else ()), *runs)
     logical = (*x.domain.logical[:at], *pieces, *x.domain.logical[at + 1 :])
     parts = build.make(Reshape(tuple(map(extent, logical)), count), (x,), "v", logical, x.dtype)
-    for k in reversed(range(len(pieces) - len(runs), len(pieces))):
-        kept = tuple(a for n, a in enumerate(parts.domain.logical) if n != at + k)
-        added = Reduce(op.kind, (at + k,), segments=count, in_pairs=extent(pieces[k]) if is_sum else 0)
-        parts = build.make(added, (parts,), "g" if k == len(pieces) - len(runs) else "h", kept)
+    for k in reversed(range(len(runs))):
+        axis = at + len(pieces) - len(runs) + k
+        kept = tuple(a for n, a in enumerate(parts.domain.logical) if n != axis)
+        added = Reduce(op.kind, (axis,), segments=count, in_pairs=in_pairs[k])
+        parts = build.make(added, (parts,), "h" if k else "g", kept)
     if count == 1:
         build.finish(parts)
         return build.exprs
     build.combine(_COMBINED[op.kind], parts, at, count)
     return build.exprs
+
+
+def _run(op: Reduce, n: int, *, is_row: bool) -> int:
+    """Elements of the run that is added up in pairs; 0 for none: a thread adds up long columns row by row."""
+    return n if op.kind == "sum" and n > 1 and (is_row or n <= _LONGEST_COLUMN) else 0
 
 
 def _in_runs(segment: Axis, longest: int) -> tuple[Axis, ...]:

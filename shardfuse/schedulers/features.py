@@ -18,7 +18,7 @@ from ..ir.op import Cast, Pointwise, Random, Reduce, Set, Statistic, View, is_st
 from ..ops.reductions import REDUCTION_TABLE
 from ..ops.table import POINTWISE
 from ..segments.online_reductions import online, takes_one_walk
-from ..segments.pairs import padded, run_of_pairs
+from ..segments.pair_runs import padded, run_of_pairs
 from ..segments.segment import Segment, leading_to
 from ..segments.space import Space, analyse, as_columns, run_below
 from .limits import LONG_WARPS, WARP, power_of_two, vector

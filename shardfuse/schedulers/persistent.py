@@ -28,12 +28,13 @@ from .limits import (
 )
 from .plan import KernelPlan
 from .row_groups import columns_held_by_group, held_by_group, paired_group, why_not_held
-from .schedule import Access, Launch, Registers, Schedule, Tile
+from .schedule import Access, Launch, Registers, Schedule, ScheduleError, Tile
 
 _TAKEN = 16
 """Elements that a thread adds up of a row that is taken in one piece."""
-_LEAST_COLUMNS = 64
-"""Columns of a program, which are lines of memory."""
+_LEAST_COLUMNS, _MOST_TAKEN = 64, 2 * _TAKEN * MAX_THREADS
+"""Columns of a program, which are lines of memory, and elements of it, at the most, where columns are that long: as
+float32 half of the shared memory of a multiprocessor, through which threads add up columns."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -122,7 +123,7 @@ def _whole(space: Features) -> Schedule:
     together through shared memory for each step, with up to 46 KB of spills (LayerNorm's gradient of rows of 768).
     """
     n = space.padded
-    kept = 1 if space.is_inner else max(_TAKEN * WARP * WARPS // n, _LEAST_COLUMNS)
+    kept = 1 if space.is_inner else max(_TAKEN * WARP * WARPS // n, min(_LEAST_COLUMNS, _MOST_TAKEN // n), 1)
     warps = power_of_two_within(max(kept * n // (_TAKEN * WARP), 1 if space.is_inner else WARPS))
     return Schedule(Tile(kept, n), launch=Launch(min(warps, WIDEST_WARPS)))
 
@@ -328,6 +329,15 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     Of rows of which only a softmax's statistics are wanted no exponential is needed again, and no index is compared.
     """
     space = features(segment, device)
+    if space.adds_in_pairs:
+        _check_pairs(space, schedule)
     if schedule.group or schedule.is_packed or (space.takes_one_walk and not space.joined.is_variance):
         space = space.joined
     return (KernelPlan.of("persistent", space.in_columns, schedule),)
+
+
+def _check_pairs(space: Features, schedule: Schedule) -> None:
+    """Raise ScheduleError where a program would not have the branches of the tree that sums in pairs are."""
+    is_whole = schedule.reduced == space.padded or space.padded == space.reduced
+    if schedule.members or schedule.parts > 1 or not schedule.is_held or not is_whole:
+        raise ScheduleError(f"{schedule}: sums in pairs are of rows that one program holds, {space.padded} lanes")

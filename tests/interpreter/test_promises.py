@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from benchmarks.promises import run_promises
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, nn
 from shardfuse.errors import PromiseError
 from shardfuse.frontend.promise_arguments import Invariant
+from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
 from shardfuse.nn import functional
 from shardfuse.passes import promise_checks, segments
@@ -210,6 +212,71 @@ def test_neighbours_are_added_first_in_every_form_of_a_kernel(rows: int, n: int,
         made = fd.execute([x.t().contiguous() if is_turned else x])
         for own, right in zip(made, wanted, strict=True):
             assert torch.equal(own, right), (own, right)
+
+
+Defined = Callable[..., list[TensorView]]
+
+
+def ran(define: Defined, *given: torch.Tensor, promise: Invariant = "ranks") -> list[torch.Tensor]:
+    with FusionDefinition(backend="triton", invariant=promise) as fd:
+        inputs = [fd.define_tensor([*t.shape], contiguity=True) for t in given]
+        for output in define(fd.ops, *inputs):
+            fd.add_output(output)
+    return fd.execute([*given])
+
+
+def around_their_mean(ops: Any, x: TensorView) -> list[TensorView]:
+    return [ops.sum(ops.mul(x, ops.mean(x, [1], keepdim=True)), [0, 1])]
+
+
+SUMS: dict[str, tuple[Defined, Callable[..., list[torch.Tensor]], tuple[tuple[int, ...], ...]]] = {
+    "of what a row has once": (
+        lambda ops, x, y: [ops.sum(ops.mul(x, y), [0, 1])], lambda x, y: [(x * y).sum()], ((16, 24), (16, 1)),
+    ),
+    "around the mean of each row": (around_their_mean, lambda x: [(x * x.mean(1, True)).sum()], ((16, 24),)),
+    "of rows, and of one element": (
+        lambda ops, x, y: [ops.mul(ops.sum(x, [1]), ops.sum(y, [1]))], lambda x, y: [x.sum(1) * y.sum(1)],
+        ((8, 64), (8, 1)),
+    ),
+    "of a mean that keeps its axis": (
+        lambda ops, x: [ops.sum(ops.mean(x, [1], keepdim=True), [1])], lambda x: [x.mean(1)], ((8, 64),),
+    ),
+    "of an axis, and of it and the one before": (
+        lambda ops, x: [ops.sum(x, [1]), ops.sum(x, [0, 1])], lambda x: [x.sum(1), x.sum((0, 1))], ((8, 32, 64),),
+    ),
+    "of rows, and of all of them in one": (
+        lambda ops, x: [ops.sum(x, [1]), ops.sum(ops.reshape(x, [32768]), [0])], lambda x: [x.sum(1), x.sum()],
+        ((8, 4096),),
+    ),
+    "of a prime number of rows": (lambda ops, x: [ops.sum(x, [0])], lambda x: [x.sum(0)], ((1031, 64),)),
+    "of many more": (lambda ops, x: [ops.sum(x, [0])], lambda x: [x.sum(0)], ((4099, 8),)),
+    "of columns that stand as rows": (
+        lambda ops, x: [ops.sum(ops.permute(x, [1, 0]), [1])], lambda x: [x.sum(0)], ((16384, 40),),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("promise", ["ranks", ("batch", "ranks")], ids=str)
+@pytest.mark.parametrize("name", SUMS)
+def test_sums(name: str, promise: Invariant) -> None:
+    define, by_torch, shapes = SUMS[name]
+    generator = torch.Generator().manual_seed(4)
+    given = [torch.randn(shape, generator=generator) for shape in shapes]
+    wide = by_torch(*(t.double() for t in given))
+    for found, wanted in zip(ran(define, *given, promise=promise), wide, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("n", [24, 32, 5120])
+def test_numbers_that_are_drawn_beside_a_sum_are_those_without_a_promise(n: int) -> None:
+    def drawn(ops: Any, x: TensorView) -> list[TensorView]:
+        u = ops.uniform(0.0, 1.0, [8, n], rng_seed=7, rng_offset=0, dtype=DataType.Float)
+        return [u, ops.sum(ops.mul(x, u), [1])]
+
+    x = torch.randn(8, n, generator=torch.Generator().manual_seed(1))
+    found, total = ran(drawn, x)
+    assert torch.equal(found, ran(drawn, x, promise=None)[0])
+    torch.testing.assert_close(total.double(), (x.double() * found.double()).sum(1), rtol=1e-5, atol=1e-4)
 
 
 def test_eight_ranks_and_rows_that_one_has_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

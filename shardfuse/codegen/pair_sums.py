@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..ir.expr import Expr
-from ..segments.pairs import padded, run_of_pairs, whole_run
+from ..segments.pair_runs import run_of_pairs, whole_run
 from .accumulators import accumulator
 from .emitter import Emitter
 from .packed import Packed
@@ -51,12 +51,6 @@ def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
     e.use("behind", "sum_in_pairs")
     ends = len(chunks) * min(chunks[0].block, warps)
     return f"sum_in_pairs({_joined(e, held, lambda a, b: f'behind({a}, {b})')}, {_levels(ends)})"
-
-
-def are_apart(tile: Tile) -> bool:
-    """Do lanes without an element stand between the runs of a row, so that each is a branch of the tree?"""
-    run = run_of_pairs(tile.plan.segment)
-    return padded(tile.r_total, run) > tile.r_total > run
 
 
 def run_lines(tile: Tile, lanes: str) -> list[str]:

@@ -9,11 +9,14 @@ from ..ir.op import Reduce
 from .segment import Segment
 
 
+def runs_of_pairs(segment: Segment) -> set[int]:
+    """Elements of the runs of its sums in pairs (``Reduce.in_pairs``): of one length where a single kernel has them."""
+    return {e.op.in_pairs for e in segment.exprs if isinstance(e.op, Reduce) and e.op.in_pairs}
+
+
 def run_of_pairs(segment: Segment) -> int:
-    """Elements of the runs of its sums in pairs (``Reduce.in_pairs``); 0 where it has none."""
-    runs = {e.op.in_pairs for e in segment.exprs if isinstance(e.op, Reduce) and e.op.in_pairs}
-    assert len(runs) < 2, f"sums over one axis have runs of {runs} elements"
-    return next(iter(runs), 0)
+    """The same of a kernel; 0 where it has no such sum."""
+    return next(iter(runs_of_pairs(segment)), 0)
 
 
 def whole_run(run: int) -> int:
