@@ -137,8 +137,9 @@ class _Decomposer:
         if self.promises.invariant:
             check_order(expr, partial, mesh, self.promises, is_cut=self.is_cut)
             steps = [((p,), digits) for dims, digits in steps for p in dims]
-            places = dict(partial)
-            steps.sort(key=lambda step: places[step[0][0]][0].weight)  # of pairs those next to each other first
+        if isinstance(expr.op, Reduce) and expr.op.in_pairs:  # those next to each other first
+            digits_of = dict(partial)
+            steps.sort(key=lambda step: digits_of[step[0][0]][0].weight)
         for k, (dims, digits) in enumerate(steps):
             gone = tuple(visible.pop(p) for p in dims)
             logical = tuple(a for j, a in enumerate(current.domain.logical) if j not in gone)

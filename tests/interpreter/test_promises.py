@@ -214,6 +214,32 @@ def test_neighbours_are_added_first_in_every_form_of_a_kernel(rows: int, n: int,
             assert torch.equal(own, right), (own, right)
 
 
+def on_two_dims(is_crossed: bool, scattered: int, whole: torch.Tensor, x: torch.Tensor) -> None:
+    """Columns over both dims of a mesh, the sum's rows over ``scattered`` of them, in the same order or crossed."""
+    shardfuse.initialize()
+    dims = (ParallelType.mesh_x, ParallelType.mesh_y)
+    with FusionDefinition(backend="triton", invariant="ranks") as fd:
+        given = fd.define_tensor([*x.shape], contiguity=True)
+        total = fd.ops.sum(given, [1])
+        fd.add_output(total)
+    for t, axis, parts in ((given, 1, dims), (total, 0, dims[:: -1 if is_crossed else 1][:scattered])):
+        t.set_device_mesh(DeviceMesh([[0, 1], [2, 3]]))
+        for k, dim in enumerate(parts):
+            t.outer_split(axis + k, 2)
+            t.axis(axis + k).parallelize(dim)
+    fd.fec  # noqa: B018 closes the definition
+    found = fd.execute(local_arguments(fd.fusion, [x], current_rank()))
+    assert_pieces(fd, found, [whole], f"over {scattered} dims")
+
+
+@pytest.mark.parametrize("is_crossed", [False, True])
+@pytest.mark.parametrize("scattered", [0, 1, 2])
+def test_ranks_of_two_dims_of_a_mesh_have_the_bits_of_one(scattered: int, is_crossed: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 512, generator=generator) * torch.exp(3 * torch.randn(8, 512, generator=generator))
+    shardfuse.simulate(on_two_dims, 4, args=(is_crossed, scattered, by_pairs(x), x))
+
+
 Defined = Callable[..., list[TensorView]]
 
 
