@@ -276,6 +276,13 @@ def test_a_row_of_millions_is_added_up_in_parts() -> None:
         fd.fec.plan({fd.fec.tensors()[0]: (1_000_003,)})
 
 
+@pytest.mark.parametrize("rows", [67, 521, 1031, 8 * 1031, 100_003, 1 << 20])
+def test_columns_of_any_length_have_an_order_of_their_own(rows: int) -> None:
+    with FusionDefinition(invariant="ranks") as fd:
+        fd.add_output(fd.ops.sum(fd.define_tensor([-1, 256], contiguity=True), [0]))
+    assert free_orders(fd, (rows, 256)) == []
+
+
 @pytest.mark.parametrize("n", [4096, 5120, 16384])
 def test_what_the_tuner_tries_leaves_the_order_as_it_is(n: int) -> None:
     fd = on_ranks(softmax_of_rows, n, 1, 0)

@@ -160,7 +160,7 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
         raise PromiseError(promise, found, f"pad it to a multiple of {SEGMENTS} elements for each rank") from error
     count = extent(outer)
     runs = _in_runs(inner, LONGEST_SEGMENT if is_row else _LONG_RUN)
-    if extent(runs[-1]) > LONGEST_SEGMENT:
+    if is_row and extent(runs[-1]) > LONGEST_SEGMENT:
         found = f"a segment of {extent(inner)} elements of {out} = {op.name}({x}) is not divided into parts"
         raise PromiseError(promise, found, f"pad it to a length that has a divisor of up to {LONGEST_SEGMENT}")
     in_pairs = tuple(_run(op, extent(run), is_row=is_row) for run in runs)
