@@ -28,20 +28,20 @@ from .tile import Chunk, Tile
 
 
 def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
-    """Emit the sum of the row in ``chunks``, or of the rows or columns of a tile; its text."""
+    """Emit the sum of the row in ``chunks``, or of the columns of a tile; its text."""
     warps = e.schedule.launch.warps
     held: list[str] = []
     for k, chunk in enumerate(chunks):
         name, n = f"{expr.output}_acc{k or ''}", chunk.block
         assert n & (n - 1) == 0, f"{n} elements are no branch of a tree of pairs"
+        assert not (e.tile.x_lanes and e.space.is_inner), "a row is added up in pairs by itself"
         text = e.combine(expr, e.value(expr.tensors[0], chunk), chunk)
         if not e.tile.x_lanes:
             e.use("branches_in_pairs")
             text = f"branches_in_pairs({text}, {_levels(n // warps)})"
         else:
-            function = "sum_rows_in_pairs" if e.space.is_inner else "sum_columns_in_pairs"
-            e.use(function)
-            text = f"{function}({text}, {_levels(n)})"
+            e.use("sum_columns_in_pairs")
+            text = f"sum_columns_in_pairs({text}, {_levels(n)})"
         e.out.line(f"{name} = {text}")
         held.append(name)
         if isinstance(e, Packed):

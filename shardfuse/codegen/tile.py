@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 from math import prod
 
@@ -138,7 +139,7 @@ class Tile:
         """Is there one kept element, which then needs no index?  One of a batch is indexed as if there were others."""
         return self.x_total == 1 and not self.space.is_invariant
 
-    @property
+    @cached_property
     def is_apart(self) -> bool:
         """Do lanes without an element stand between the runs of a row whose sums are in pairs (``pair_sums.py``)?
 

@@ -120,7 +120,7 @@ def _promised(plan: Plan) -> tuple[str, ...]:
     if promises.ranks:
         ops = [e.op for e in plan.fusion.exprs if isinstance(e.op, Reduce)]
         if any(op.in_pairs for op in ops):
-            found.append("sums of rows in pairs, of which a rank has a branch, whatever the kernel")
+            found.append("float sums in pairs, of which a rank has a branch, whatever the kernel")
         if any(op.segments for op in ops):
             cut = f"float sums in {SEGMENTS} segments, or as many of them as divide the axis"
             found.append(f"{cut}, which ranks hand each other instead of sums")

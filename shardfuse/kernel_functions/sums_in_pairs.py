@@ -33,14 +33,6 @@ def sum_in_pairs(x, levels: tl.constexpr):
 
 
 @triton.jit
-def sum_rows_in_pairs(x, levels: tl.constexpr):
-    """Of each row of ``x`` [rows, 2 ** levels]."""
-    for _ in tl.static_range(levels):
-        x = tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]), axis=2)
-    return tl.sum(x, axis=1)
-
-
-@triton.jit
 def sum_columns_in_pairs(x, levels: tl.constexpr):
     """Of each column of ``x`` [2 ** levels, columns]."""
     for _ in tl.static_range(levels):

@@ -44,7 +44,8 @@ from .promise_checks import has_order
 _SHORT_RUN, _LONG_RUN = 4, 64
 """Rows of a column that a program adds up, at the least and at the most, where their number can be divided so."""
 _LONGEST_COLUMN = 512
-"""Rows of a column without a divisor from which on one thread adds it up: so many in registers spill."""
+"""Rows of a column without such a divisor, up to which they are added up in pairs; of more one thread does, one by one.
+None of these numbers may follow the GPU or the number of ranks: they say the order of the additions."""
 _LONG_ROW = 512
 """Elements of an axis that is added up by itself, before the axis in front of it, so that either may be sharded."""
 _COMBINED = {"sum": Pointwise("add"), "prod": Pointwise("mul")}
@@ -73,7 +74,7 @@ def _ordered(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> list[Ex
     is_whole: have all ranks all of it, so that another number of ranks is another definition?
     """
     (x,), out = expr.tensors, expr.output
-    last = _last_run(op.axes)
+    last = _last_neighbours(op.axes)
     before = tuple(a for a in op.axes if a not in last)
     if before:
         steps = _one_after_another(out, op, x, last, before)
@@ -87,7 +88,7 @@ def _ordered(expr: Expr, op: Reduce, promise: str, *, is_whole: bool) -> list[Ex
     return found
 
 
-def _last_run(axes: Sequence[int]) -> tuple[int, ...]:
+def _last_neighbours(axes: Sequence[int]) -> tuple[int, ...]:
     """The last of ``axes`` that follow one another."""
     first = last = max(axes)
     while first - 1 in axes:
@@ -163,7 +164,7 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
     if is_row and extent(runs[-1]) > LONGEST_SEGMENT:
         found = f"a segment of {extent(inner)} elements of {out} = {op.name}({x}) is not divided into parts"
         raise PromiseError(promise, found, f"pad it to a length that has a divisor of up to {LONGEST_SEGMENT}")
-    in_pairs = tuple(_run(op, extent(run), is_row=is_row) for run in runs)
+    in_pairs = tuple(_paired(op, extent(run), is_row=is_row) for run in runs)
     if count == len(runs) == 1:
         return [replace(expr, op=replace(op, in_pairs=in_pairs[0]))]
     build = _Builder(out, _accumulator(out))
@@ -182,7 +183,7 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
     return build.exprs
 
 
-def _run(op: Reduce, n: int, *, is_row: bool) -> int:
+def _paired(op: Reduce, n: int, *, is_row: bool) -> int:
     """Elements of the run that is added up in pairs; 0 for none: a thread adds up long columns row by row."""
     return n if op.kind == "sum" and n > 1 and (is_row or n <= _LONGEST_COLUMN) else 0
 

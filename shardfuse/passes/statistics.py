@@ -113,7 +113,10 @@ class _Cut:
 
 
 def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
-    """By their first Expr, none where numbers of ranks change no bit.  Shardings are settled."""
+    """By their first Expr.  Shardings are settled.
+
+    None where results are the same on any number of ranks: what is merged here has as many parts as there are ranks.
+    """
     if fusion.promises.ranks:
         return {}
     maker = fusion.producer_of()

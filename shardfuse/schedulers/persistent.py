@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..device import MAX_THREADS, Device
+from ..device import LINE_BYTES, MAX_THREADS, Device
 from ..ir.digits import extent
 from ..segments.segment import Segment
 from .features import Features, features, features_or_refusal, reduction_or_refusal
@@ -29,12 +29,6 @@ from .limits import (
 from .plan import KernelPlan
 from .row_groups import columns_held_by_group, held_by_group, paired_group, why_not_held
 from .schedule import Access, Launch, Registers, Schedule, ScheduleError, Tile
-
-_TAKEN = 16
-"""Elements that a thread adds up of a row that is taken in one piece."""
-_LEAST_COLUMNS, _MOST_TAKEN = 64, 2 * _TAKEN * MAX_THREADS
-"""Columns of a program, which are lines of memory, and elements of it, at the most, where columns are that long: as
-float32 half of the shared memory of a multiprocessor, through which threads add up columns."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -93,11 +87,11 @@ def _forms(space: Features) -> Iterator[Schedule | None]:
         return
     if space.adds_in_pairs:
         if space.padded != space.reduced or not space.is_inner or too_long(space) is not None:
-            yield _whole(space)
+            yield _in_one_piece(space)
             return
         yield _packed_in_pairs(space)
         held = by_one_program(space)
-        yield held if held.kept == 1 else _whole(space)
+        yield held if held.kept == 1 else _in_one_piece(space)
         return
     yield packed_row(space)
     yield None if space.block else paired_group(space.joined)
@@ -116,15 +110,20 @@ def by_one_program(space: Features) -> Schedule:
     return _all_at_once(space) or in_registers(space)
 
 
-def _whole(space: Features) -> Schedule:
-    """A row, or columns, in one piece, masked behind their end: what is added up in pairs is of no chunks.
+def _in_one_piece(space: Features) -> Schedule:
+    """A row, or columns, masked behind their end: what is added up in pairs is of no chunks.
 
     A row by itself: of two of them side by side a thread has elements in such places that Triton 3.6 and 3.7 bring them
     together through shared memory for each step, with up to 46 KB of spills (LayerNorm's gradient of rows of 768).
+    Columns are lines of memory, unless they are so long that shared memory, through which threads add them up, would
+    not hold them.
     """
-    n = space.padded
-    kept = 1 if space.is_inner else max(_TAKEN * WARP * WARPS // n, min(_LEAST_COLUMNS, _MOST_TAKEN // n), 1)
-    warps = power_of_two_within(max(kept * n // (_TAKEN * WARP), 1 if space.is_inner else WARPS))
+    n, each, device = space.padded, space.tuned.invariant_rows.each, space.device
+    if space.is_inner:
+        return Schedule(Tile(1, n), launch=Launch(min(power_of_two_within(max(n // (each * WARP), 1)), WIDEST_WARPS)))
+    most = power_of_two_within(device.shared_bytes // REGISTER_BYTES) // n
+    kept = max(each * WARP * WARPS // n, min(LINE_BYTES // space.narrowest, most), 1)
+    warps = power_of_two_within(max(kept * n // (each * WARP), WARPS))
     return Schedule(Tile(kept, n), launch=Launch(min(warps, WIDEST_WARPS)))
 
 
@@ -339,5 +338,6 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 def _check_pairs(space: Features, schedule: Schedule) -> None:
     """Raise ScheduleError where a program would not have the branches of the tree that sums in pairs are."""
     is_whole = schedule.reduced == space.padded or space.padded == space.reduced
-    if schedule.members or schedule.parts > 1 or not schedule.is_held or not is_whole:
-        raise ScheduleError(f"{schedule}: sums in pairs are of rows that one program holds, {space.padded} lanes")
+    is_shared = schedule.members or schedule.parts > 1 or (space.is_inner and schedule.kept > 1)
+    if is_shared or not schedule.is_held or not is_whole:
+        raise ScheduleError(f"{schedule}: sums in pairs are of a row of {space.padded} lanes that one program holds")
