@@ -8,7 +8,8 @@
 3. Segments that read the same tensor, and do not depend on each other, join likewise.
 4. A pointwise chain whose result another segment reads is computed again there, where that moves fewer bytes; its
    readers join.
-5. Small independent all-reduces over the same ranks are one, and pointwise segments that wait for it one launch.
+5. Small independent all-reduces over the same ranks are one, and pointwise segments that wait for it one launch.  So
+   are sums in pairs of partial sums that one kernel makes.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class _Segmenter:
         self.join_what_is_left()
         self.join_siblings()
         self.pack_collectives()
-        self.join_readers_of_collectives()
+        self.join_what_waits_for_one()
         order = self.in_order(list(self.groups))
         segments = [self.segment_of(self.groups[g]) for g in order]
         kernels = [s for s, g in zip(segments, order, strict=True) if g not in self.lone]
@@ -279,16 +280,21 @@ class _Segmenter:
                 if packed(exprs) and not self.reaches(b, a) and not self.reaches(a, b):
                     self.merge(a, b, exprs)
 
-    def join_readers_of_collectives(self) -> None:
-        """Pointwise segments that wait for the same packed collective, and for nothing else, are one launch."""
+    def join_what_waits_for_one(self) -> None:
+        """Pointwise segments that wait for the same packed collective, and for nothing else, are one launch; so are
+        sums in pairs of what the same kernel makes."""
         waiting: dict[tuple[int, ...], int] = {}
         for b in sorted(self.groups):
             key = tuple(self.depends.get(b, ()))
-            if len(key) != 1 or self.lone.get(key[0]) != "communication" or not self.is_pointwise(b):
+            is_of_ranks = len(key) == 1 and self.lone.get(key[0]) == "communication"
+            if len(key) != 1 or not (self.is_pointwise(b) if is_of_ranks else self.adds_in_pairs(b)):
                 continue
             if key in waiting:
                 self.try_join(waiting[key], b)
             waiting[key] = b
+
+    def adds_in_pairs(self, g: int) -> bool:
+        return any(isinstance(e.op, Reduce) and e.op.in_pairs for e in self.groups[g])
 
     def is_pointwise(self, g: int) -> bool:
         return choose_scheduler(self.segment_of(self.groups[g]), self.device)[0] == "pointwise"

@@ -237,6 +237,8 @@ def free_orders(fd: FusionDefinition, shape: tuple[int, ...]) -> list[str]:
         sums = [e for e in k.segment.exprs if isinstance(e.op, Reduce) and has_order(e) and not e.op.in_pairs]
         sums = [e for e in sums if e.tensors[0].domain.local_elements > e.output.domain.local_elements]
         is_by_one = not k.space.is_inner and k.schedule.reduced == k.schedule.parts == 1 and not k.schedule.members
+        if k.space.walked and k.schedule.kept == k.schedule.parts == 1 and not k.schedule.members:
+            sums = [e for e in sums if not k.space.has_r(e.output)]  # one program adds up a column, row by row
         found += [] if is_by_one else [f"{k.name}: {e.output} = {e.op.name}({e.tensors[0]})" for e in sums]
     assert any(has_order(e) for k in kernels for e in k.segment.exprs)
     return found
@@ -283,19 +285,19 @@ def test_columns_of_any_length_have_an_order_of_their_own(rows: int) -> None:
     assert free_orders(fd, (rows, 256)) == []
 
 
-@pytest.mark.parametrize("n", [4096, 5120, 16384])
-def test_what_the_tuner_tries_leaves_the_order_as_it_is(n: int) -> None:
+@pytest.mark.parametrize(("n", "lanes"), [(4096, 1024), (5120, 1024), (11008, 1024), (16384, 4096)])
+def test_what_the_tuner_tries_leaves_the_order_as_it_is(n: int, lanes: int) -> None:
     fd = on_ranks(softmax_of_rows, n, 1, 0)
     (x,) = fd.fec.tensors()
     (planned,) = fd.fec.plan({x: (2048, n)}).segments
     (kernel,) = planned.kernels
     others = candidates(planned.scheduler, planned.segment, kernel.schedule, H200)
-    lanes = 8192 if n == 5120 else n
     assert others
     for other in others:
         assert other.is_held
         assert not other.members
-        assert other.reduced == lanes or (lanes == n and lanes % other.reduced == 0)
+        assert lanes % other.reduced == 0
+        assert other.reduced >= 128 or n != 11008, "a part of a run"
 
 
 def test_products_along_a_row_are_refused() -> None:

@@ -9,10 +9,11 @@ all warps and chunks are brought together once::
     T4_acc = behind(T4_acc, T4_acc1)                  [8]
     T4 = sum_in_pairs(T4_acc, 3)
 
-Runs whose length is no power of two, such as eight of 640 elements, have lanes for one behind their end, in one chunk::
+Of eight runs of 4000 elements, which are 7 x 512 + 416, eight chunks of 4096 lanes are added up before that
+(``segments/pair_runs.py``)::
 
-    c = lanes // 1024 * 640 + lanes % 1024
-    r_mask = lanes % 1024 < 640
+    c = lanes // 512 * 4000 + lanes % 512
+    r_mask = lanes % 512 < 416                        of the last chunk
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..ir.expr import Expr
-from ..segments.pair_runs import run_of_pairs, whole_run
 from .accumulators import accumulator
 from .emitter import Emitter
 from .packed import Packed
@@ -29,13 +29,13 @@ from .tile import Chunk, Tile
 
 def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
     """Emit the sum of the row in ``chunks``, or of the columns of a tile; its text."""
-    warps = e.schedule.launch.warps
+    warps, parts = e.schedule.launch.warps, e.tile.parts
+    assert not (e.tile.x_lanes and e.space.is_inner), "a row is added up in pairs by itself"
     held: list[str] = []
-    for k, chunk in enumerate(chunks):
-        name, n = f"{expr.output}_acc{k or ''}", chunk.block
+    for k in range(0, len(chunks), parts):
+        name, n = f"{expr.output}_acc{k // parts or ''}", chunks[k].block
         assert n & (n - 1) == 0, f"{n} elements are no branch of a tree of pairs"
-        assert not (e.tile.x_lanes and e.space.is_inner), "a row is added up in pairs by itself"
-        text = e.combine(expr, e.value(expr.tensors[0], chunk), chunk)
+        text = _of_parts(e, expr, chunks[k : k + parts], name)
         if not e.tile.x_lanes:
             e.use("branches_in_pairs")
             text = f"branches_in_pairs({text}, {_levels(n // warps)})"
@@ -44,24 +44,30 @@ def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
             text = f"sum_columns_in_pairs({text}, {_levels(n)})"
         e.out.line(f"{name} = {text}")
         held.append(name)
-        if isinstance(e, Packed):
-            e.forget()
     if e.tile.x_lanes:
         return _joined(e, held, accumulator(expr).combined)
     e.use("behind", "sum_in_pairs")
-    ends = len(chunks) * min(chunks[0].block, warps)
+    ends = len(held) * min(chunks[0].block, warps)
     return f"sum_in_pairs({_joined(e, held, lambda a, b: f'behind({a}, {b})')}, {_levels(ends)})"
+
+
+def _of_parts(e: Emitter, expr: Expr, chunks: Sequence[Chunk], name: str) -> str:
+    """The elements of each lane added up, a line for each chunk: brackets would be another order."""
+    for k, chunk in enumerate(chunks):
+        text = e.combine(expr, e.value(expr.tensors[0], chunk), chunk)
+        if len(chunks) == 1 and not isinstance(e, Packed):
+            return text
+        e.out.line(f"{name} = {text}" if k == 0 else f"{name} += {text}")
+        if isinstance(e, Packed):
+            e.forget()
+    return name
 
 
 def run_lines(tile: Tile, lanes: str) -> list[str]:
     """The element of each of ``lanes``, and the mask of those that have one."""
-    run = run_of_pairs(tile.plan.segment)
-    whole = whole_run(run)
-    return [
-        f"lanes = {lanes}",
-        f"c = lanes // {whole} * {run} + lanes % {whole}",
-        f"r_mask = lanes % {whole} < {run}",
-    ]
+    runs, width = tile.pair_runs, tile.pair_runs.lanes
+    is_masked = [f"r_mask = lanes % {width} < {runs.last}"] if runs.is_padded else []
+    return [f"lanes = {lanes}", f"c = lanes // {width} * {runs.run} + lanes % {width}", *is_masked]
 
 
 def _levels(n: int) -> int:

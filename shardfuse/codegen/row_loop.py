@@ -19,6 +19,7 @@ from .bodies import load_and_compute
 from .combining import accumulate
 from .emitter import Emitter
 from .indexing import Strides, dynamic_terms, integer, plus, promise, runs
+from .pair_sums import in_pairs, run_lines
 from .source import Text
 from .statements import Loop, Statement, Writer
 from .tile import X_SIZE, Chunk
@@ -82,6 +83,8 @@ class RowLoopSums(Emitter):
         Rows side by side are cut into equal ones: blocks of two widths would lie differently in the threads, and what
         is one for a row would have to be handed round.
         """
+        if self.tile.is_in_parts:
+            return self.tile.chunks()
         total, block = self.tile.r_total, self.schedule.reduced
         equal = [block] * -(-total // block)
         widths = equal if self.tile.x_lanes else chunk_widths(total, block, self.least())
@@ -144,7 +147,8 @@ def _walked(e: RowLoopSums, chunks: Sequence[Chunk], columns: Sequence[Expr], st
     body = [*_row_lines(e), *e.body]
     e.out, e.head = before
     schedule, block = e.schedule, e.tile.x_block
-    split = "program" if e.y_total == 1 else f"program % {schedule.parts}"
+    several = f"program % {schedule.parts}" if schedule.parts > 1 else "0"
+    split = "program" if e.y_total == 1 else several
     first = split if block == 1 else f"{split} * {block}"
     name = "x" if block == 1 and e.y_total == 1 else "start"
     return Loop(name, first, X_SIZE, schedule.parts * block, schedule.launch.stages, body)
@@ -192,6 +196,9 @@ def add_up(e: RowLoopSums, expr: Expr, chunk: Chunk, name: str, mask: str) -> No
 def _reduce(e: RowLoopSums, expr: Expr, chunks: Sequence[Chunk]) -> None:
     """Chunks of one width are combined lane by lane, each width reduced across its lanes."""
     acc = accumulator(expr)
+    if isinstance(expr.op, Reduce) and expr.op.in_pairs:
+        e.give(expr.output, acc, in_pairs(e, expr, chunks))
+        return
     e.use(acc.helper)
     parts: list[str] = []
     for width in dict.fromkeys(c.block for c in chunks):
@@ -221,7 +228,8 @@ def _pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
     """
     blocks = dict.fromkeys(c.block for c in chunks)
     is_shared = len(blocks) == 1 and chunks[0].block >= e.schedule.launch.warps * WARP
-    if e.tile.x_lanes or not is_shared or e.schedule.launch.warps == 1 or any(c.is_masked for c in chunks):
+    is_ordered = e.space.adds_in_pairs or e.schedule.launch.warps == 1
+    if e.tile.x_lanes or not is_shared or is_ordered or any(c.is_masked for c in chunks):
         return {}
     found: dict[Expr, Expr] = {}
     for second in filter(e.is_reduction, e.plan.segment.exprs):
@@ -315,16 +323,18 @@ def row_loop_index(e: RowLoopSums) -> tuple[dict[str, tuple[int, str]], list[Sta
     lines += promise(X_SIZE, rows) if tile.x_masked and not e.space.is_invariant else []
     chunks = e.chunks()
     blocks = {c.lane: c.block for c in chunks}
-    lines += [f"{lane} = {tile.lanes(block, reduced=True)}" for lane, block in blocks.items()]
+    for lane, block in blocks.items():
+        lanes = tile.lanes(block, reduced=True)
+        lines += run_lines(tile, lanes) if tile.is_apart else [f"{lane} = {lanes}"]
     if e.schedule.split or not (tile.x_lanes or tile.is_alone) or e.y_total > 1:
         lines.append(f"program = {e.program}.to(tl.int64)")
     if e.y_total > 1:
-        lines.append(f"y = program // {e.schedule.parts}" if e.schedule.split else "y = program")
+        lines.append(f"y = program // {e.schedule.parts}" if e.schedule.parts > 1 else "y = program")
     if tile.x_lanes:
         # the loop's counter is an int64 on a GPU, and an integer of Python's, which widens nothing, when interpreted
         wide = ".to(tl.int64)" if e.interpret else ""
         lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}{wide}")
-    lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]
+    lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked and not tile.is_apart]
     if e.schedule.split:
         return {X_SIZE: integer(rows)}, lines
     return {X_SIZE: integer(rows)} if tile.x_masked or e.y_total > 1 else {}, [*lines, *_only_turn_lines(e)]

@@ -14,7 +14,7 @@ from ..ir.layout import Coordinates, Layout, local_extent
 from ..ir.op import Pick, Random
 from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
-from ..segments.pair_runs import padded, run_of_pairs
+from ..segments.pair_runs import PairRuns, pair_runs
 from ..segments.segment import Segment
 from .indexing import Run, Strides, moved_by, row_major, runs
 from .window_loads import window_of
@@ -140,13 +140,28 @@ class Tile:
         return self.x_total == 1 and not self.space.is_invariant
 
     @cached_property
+    def pair_runs(self) -> PairRuns:
+        """The runs of a row whose sums are in pairs (``pair_sums.py``)."""
+        return pair_runs(self.plan.segment)
+
+    @property
+    def parts(self) -> int:
+        """Elements of such a row that a lane adds up one after another."""
+        return self.pair_runs.parts_of_row(self.r_total)
+
+    @cached_property
     def is_apart(self) -> bool:
-        """Do lanes without an element stand between the runs of a row whose sums are in pairs (``pair_sums.py``)?
+        """Do lanes without an element, or elements of other chunks, stand between the runs of such a row?
 
         Then lane and element differ: what has a lane for several neighbours does not know which they are.
         """
-        run = run_of_pairs(self.plan.segment)
-        return padded(self.r_total, run) > self.r_total > run
+        return self.r_total > self.pair_runs.run > 0 and self.is_in_parts
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Is such a row cut into chunks as its runs are into parts, or has a run fewer elements than lanes?"""
+        runs = self.pair_runs
+        return 0 < runs.run <= self.r_total and (runs.parts > 1 or runs.is_padded)
 
     def shape_of(self, chunk: Chunk) -> str:
         """Text of the shape of ``chunk``'s block, which may differ from the others'."""
@@ -189,6 +204,8 @@ class Tile:
         block = self.schedule.reduced
         if not self.r_lanes:
             return [Chunk("", 0, 1, False, block)]
+        if self.is_in_parts:
+            return self._chunks_of_parts()
         exchange, members = self.plan.exchange, self.schedule.members
         span = self.share if members else self.span // exchange.members if exchange is not None else self.span
         is_cut = exchange is not None and exchange.members > 1 and not members
@@ -203,6 +220,19 @@ class Tile:
                 chunk = replace(chunk, is_masked=is_masked, mask=f"r_mask{suffix}")
             found.append(chunk)
         return found
+
+    def _chunks_of_parts(self) -> list[Chunk]:
+        """Of the same lanes one for each part of a run, one after another (``pair_runs.py``)."""
+        runs, block = self.pair_runs, self.schedule.reduced
+        run, part, last = runs.run, runs.lanes, runs.last
+        before = (block // part - 1) * run if block > part else 0
+        found: list[Chunk] = []
+        for first in range(0, runs.lanes_of_row(self.r_total), block):
+            for k in range(self.parts):
+                width = min(last if k == self.parts - 1 else part, block)
+                start, suffix = first // part * run + first % part + k * part, f"_{len(found)}"
+                found.append(Chunk(suffix, start, before + width, width < min(part, block), block))
+        return found if len(found) > 1 else [replace(found[0], suffix="")]
 
     # columns that stand for kept elements together, and groups
 

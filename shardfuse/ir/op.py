@@ -182,7 +182,9 @@ class Reduce(BaseOp):
     segments: into how many the axis was cut of which each is reduced by itself (see ``Reshape``), else 0.
     in_pairs: 0, or the elements of a run.  In each, as if it had a power of two of them, neighbours are added two and
     two, and so are these sums, until one is left; and so are those of runs, of which there is a power of two, as of
-    those that a rank has.  Of a run of a power of two a rank may have a part.
+    those that a rank has.  Of a run of a power of two a rank may have a part, where there are no ``parts``.
+    parts: into how many each run is cut, all of one power of two, but that the last may be shorter.  Elements that are
+    in the same place of them are added up first, one after another; what that leaves of a run is added up in pairs.
     """
 
     kind: ReductionKind
@@ -190,6 +192,7 @@ class Reduce(BaseOp):
     mesh_dims: tuple[ParallelType, ...] = ()
     segments: int = 0
     in_pairs: int = 0
+    parts: int = 1
 
     def __post_init__(self) -> None:
         check_axes(self.axes)
@@ -202,6 +205,7 @@ class Reduce(BaseOp):
     def arguments(self) -> list[tuple[str, object]]:
         segments = [("segments", self.segments)] if self.segments else []
         in_pairs = [("in_pairs", self.in_pairs)] if self.in_pairs else []
+        in_pairs += [("parts", self.parts)] if self.parts > 1 else []
         return [("axes", self.axes), *_mesh(self.mesh_dims), *segments, *in_pairs]
 
 

@@ -9,7 +9,7 @@ INVARIANTS = ("batch", "ranks")
 
 SEGMENTS = 8
 """Parts that a sum is cut into where it is to be the same on any number of ranks that divides them."""
-MOST_IN_PAIRS, LONGEST_SEGMENT = 1 << 14, 1 << 16
+MOST_IN_PAIRS, LONGEST_SEGMENT = 1 << 15, 1 << 16
 """Elements, at the most, of a row that is added up in pairs as a program holds it, and of a segment of a longer one,
 which a program takes in and holds nothing of."""
 

@@ -72,24 +72,26 @@ def check_order(expr: Expr, held: Sharding, mesh: DeviceMesh, promises: Promises
     if not has_order(expr):
         return
     named = f"{expr.output} = {expr.op.name}({', '.join(map(str, expr.tensors))})"
-    run = expr.op.in_pairs if isinstance(expr.op, Reduce) else 0
-    if promises.ranks and not (run and _are_branches(expr, held, mesh, run)):
+    if promises.ranks and not (isinstance(expr.op, Reduce) and _are_branches(expr, expr.op, held, mesh)):
         raise _no_segments(named, promises)
     if is_reduction(expr.op, "prod") or is_cut:
         found = f"what ranks have of {named} is multiplied, or added up chunk by chunk"
         raise PromiseError(str(promises), found, "have the axis whole on each rank")
 
 
-def _are_branches(expr: Expr, held: Sharding, mesh: DeviceMesh, run: int) -> bool:
+def _are_branches(expr: Expr, op: Reduce, held: Sharding, mesh: DeviceMesh) -> bool:
     """Has each rank a branch of the tree of pairs: of the axis, from the outside, equal parts of a power of two?"""
+    if not op.in_pairs:
+        return False
     (left,) = reduced_axes(expr)
     for p, digits in sorted(held, key=lambda entry: -entry[1][0].weight):
         ranks = mesh.extent(p)
         if ranks not in (2, 4, SEGMENTS) or outermost((left,), digits) is None or not is_even(digits, ranks):
             return False
         left = without(left, digits)
-    n = extent(left)
-    return n % run == 0 or (n > 1 and run & (run - 1) == 0 and run % n == 0)
+    n, run = extent(left), op.in_pairs
+    is_tree = op.parts == 1 and run & (run - 1) == 0
+    return n % run == 0 or (n > 1 and is_tree and run % n == 0)
 
 
 def check_segments(expr: Expr, here: Sharding, promises: Promises) -> None:

@@ -41,6 +41,11 @@ from ..ir.promises import LONGEST_SEGMENT, MOST_IN_PAIRS, SEGMENTS
 from ..ir.scalar import Scalar
 from .promise_checks import has_order
 
+_PARTIALS = 32, 256, 1024
+"""Partial sums of a column, at the least, at the most, and at the most of short rows, each of the rows that are as many
+apart: a program that walks rows, beside sums along them, makes one of each column."""
+_SHORT_ROWS = 1 << 20
+"""Elements of all partial sums, up to which there are more of them than of long rows."""
 _SHORT_RUN, _LONG_RUN = 4, 64
 """Rows of a column that a program adds up, at the least and at the most, where their number can be divided so."""
 _LONGEST_COLUMN = 512
@@ -48,6 +53,11 @@ _LONGEST_COLUMN = 512
 None of these numbers may follow the GPU or the number of ranks: they say the order of the additions."""
 _LONG_ROW = 512
 """Elements of an axis that is added up by itself, before the axis in front of it, so that either may be sharded."""
+_PARTS, _PARTS_OF_COLUMN, _MOST_PARTS = 4, 8, 16
+"""Of a run: parts of a long one of a power of two, in rows and in columns, and parts at the most."""
+_LEAST_PART, _IDLE = 16, 16
+"""Elements of a part of a row's run, which are neighbours in memory; and which part of a row's lanes may be idle where
+fewer parts leave it so."""
 _COMBINED = {"sum": Pointwise("add"), "prod": Pointwise("mul")}
 
 
@@ -125,13 +135,17 @@ def _along(expr: Expr, op: Reduce, promise: str, at: int, *, is_whole: bool) -> 
     """The sum over one axis."""
     (x,), out = expr.tensors, expr.output
     n, is_row = extent(x.domain.logical[at]), all(extent(a) == 1 for a in x.domain.logical[at + 1 :])
+    if n == 1 and op.kind == "sum":  # whether a kernel begins with a zero or not: -0 + 0 is 0
+        build, zero = _Builder(out, x.dtype), Scalar("0.0", DataType.Double, 0.0, is_literal=True)
+        added = build.make(_COMBINED["sum"], (x, zero), "z", x.domain.logical)
+        return [*build.exprs, replace(expr, inputs=(added,))]
     if n <= 1:
         return [expr]
     if op.kind == "prod" and is_row:
         found = f"the factors of {out} = prod({x}) are side by side in a row, where their order follows the kernel"
         raise PromiseError(promise, found, "add up logarithms instead")
     if op.kind == "sum" and n <= (MOST_IN_PAIRS if is_row else _LONG_RUN):
-        return [replace(expr, op=replace(op, in_pairs=n // gcd(n, SEGMENTS)))]
+        return [replace(expr, op=_in_pairs(op, n // gcd(n, SEGMENTS), is_row=is_row))]
     return _in_segments(expr, op, promise, at, is_row=is_row, is_whole=is_whole)
 
 
@@ -160,13 +174,16 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
         found += f"or shards that {SEGMENTS} segments do not keep whole"
         raise PromiseError(promise, found, f"pad it to a multiple of {SEGMENTS} elements for each rank") from error
     count = extent(outer)
+    kept = extent(a for k, axis in enumerate(x.domain.logical) if k != at for a in axis)
+    partials = 0 if is_row or op.kind != "sum" else _partials(inner, count, kept)
+    if partials:
+        return _in_partials(expr, op, at, (outer, inner), partials, is_whole=is_whole)
     runs = _in_runs(inner, LONGEST_SEGMENT if is_row else _LONG_RUN)
     if is_row and extent(runs[-1]) > LONGEST_SEGMENT:
         found = f"a segment of {extent(inner)} elements of {out} = {op.name}({x}) is not divided into parts"
         raise PromiseError(promise, found, f"pad it to a length that has a divisor of up to {LONGEST_SEGMENT}")
-    in_pairs = tuple(_paired(op, extent(run), is_row=is_row) for run in runs)
     if count == len(runs) == 1:
-        return [replace(expr, op=replace(op, in_pairs=in_pairs[0]))]
+        return [replace(expr, op=_paired(op, extent(runs[0]), is_row=is_row))]
     build = _Builder(out, _accumulator(out))
     pieces = (*((outer,) if count > 1 else ()), *runs)
     logical = (*x.domain.logical[:at], *pieces, *x.domain.logical[at + 1 :])
@@ -174,7 +191,7 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
     for k in reversed(range(len(runs))):
         axis = at + len(pieces) - len(runs) + k
         kept = tuple(a for n, a in enumerate(parts.domain.logical) if n != axis)
-        added = Reduce(op.kind, (axis,), segments=count, in_pairs=in_pairs[k])
+        added = _paired(Reduce(op.kind, (axis,), segments=count), extent(runs[k]), is_row=is_row)
         parts = build.make(added, (parts,), "h" if k else "g", kept)
     if count == 1:
         build.finish(parts)
@@ -183,9 +200,82 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
     return build.exprs
 
 
-def _paired(op: Reduce, n: int, *, is_row: bool) -> int:
-    """Elements of the run that is added up in pairs; 0 for none: a thread adds up long columns row by row."""
-    return n if op.kind == "sum" and n > 1 and (is_row or n <= _LONGEST_COLUMN) else 0
+def _partials(segment: Axis, count: int, columns: int) -> int:
+    """Into how many partial sums each of ``count`` segments of a column is cut; 0 where its length has no divisor."""
+    n, (fewest, many, most) = extent(segment), _PARTIALS
+    least, most = -(-fewest // count), min(max(_SHORT_ROWS // columns, many), most) // count
+    for partials in range(min(most, n // 2), max(least, 2) - 1, -1):
+        if n % partials == 0:
+            try:
+                split(segment, partials)
+            except CutError:
+                continue
+            return partials
+    return 0
+
+
+def _in_partials(
+    expr: Expr, op: Reduce, at: int, cut: tuple[Axis, Axis], partials: int, *, is_whole: bool
+) -> list[Expr]:
+    """The sum over a column, ``cut`` into segments: of each the rows that are ``partials`` apart, one after another,
+    then those sums in pairs.
+
+    Where a rank has all of it, the sums of all segments are one axis, of which they are the runs.
+    """
+    (x,), out = expr.tensors, expr.output
+    outer, inner = cut
+    count, (turns, own) = extent(outer), split(inner, partials)
+    build = _Builder(out, _accumulator(out))
+    before, after = x.domain.logical[:at], x.domain.logical[at + 1 :]
+    outers = (outer,) if count > 1 else ()
+    logical = (*before, *outers, turns, own, *after)
+    cut_up = build.make(Reshape(tuple(map(extent, logical)), count), (x,), "v", logical, x.dtype)
+    added = Reduce(op.kind, (at + len(outers),), segments=count)
+    parts = build.make(added, (cut_up,), "h", (*before, *outers, own, *after))
+    if is_whole or count == 1:
+        joined = (*before, merge(*outers, own), *after)
+        rows = build.make(Reshape(tuple(map(extent, joined)), 1), (parts,), "p", joined) if outers else parts
+        added = _in_pairs(Reduce(op.kind, (at,)), partials, is_row=False)
+        total = build.make(added, (rows,), "g", (*before, *after))
+        build.finish(total)
+        return build.exprs
+    added = _in_pairs(Reduce(op.kind, (at + 1,), segments=count), partials, is_row=False)
+    build.combine(_COMBINED[op.kind], build.make(added, (parts,), "g", (*before, outer, *after)), at, count)
+    return build.exprs
+
+
+def _paired(op: Reduce, n: int, *, is_row: bool) -> Reduce:
+    """``op`` of one run that is added up in pairs, but for long columns: a thread adds those up row by row."""
+    return _in_pairs(op, n, is_row=is_row) if op.kind == "sum" and n > 1 and (is_row or n <= _LONGEST_COLUMN) else op
+
+
+def _in_pairs(op: Reduce, run: int, *, is_row: bool) -> Reduce:
+    """``op`` in pairs of the elements of each ``run``, in as many parts as a thread may add up first."""
+    return replace(op, in_pairs=run, parts=_parts_of_row(run) if is_row else _parts_of_column(run))
+
+
+def _parts_of_column(run: int) -> int:
+    part = run & -run
+    return min(run, _PARTS_OF_COLUMN) if part == run else run // part if run // part <= _MOST_PARTS else 1
+
+
+def _parts_of_row(run: int) -> int:
+    """Of a power of two four, so that rows of 4096 are four chunks of four warps, and those of 16384 of 16 warps.
+
+    Of any other length as many as divide it, or the fewer, that leave no more than a sixteenth of the lanes idle.
+    """
+    part = run & -run
+    if part == run:
+        return _PARTS if run >= _LONG_ROW else 1
+    if part >= _LEAST_PART and run // part <= _MOST_PARTS:
+        return run // part
+    whole = 1 << run.bit_length()
+    for parts in (_MOST_PARTS // 2, _MOST_PARTS):
+        part = max(whole // parts, _LEAST_PART)
+        found = -(-run // part)
+        if _IDLE * (found * part - run) <= run:
+            break
+    return found
 
 
 def _in_runs(segment: Axis, longest: int) -> tuple[Axis, ...]:

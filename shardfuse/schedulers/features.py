@@ -18,7 +18,7 @@ from ..ir.op import Cast, Pointwise, Random, Reduce, Set, Statistic, View, is_st
 from ..ops.reductions import REDUCTION_TABLE
 from ..ops.table import POINTWISE
 from ..segments.online_reductions import online, takes_one_walk
-from ..segments.pair_runs import padded, run_of_pairs
+from ..segments.pair_runs import pair_runs
 from ..segments.segment import Segment, leading_to
 from ..segments.space import Space, analyse, as_columns, run_below
 from .limits import LONG_WARPS, WARP, power_of_two, vector
@@ -88,9 +88,20 @@ class Features(Space):
         return self.reduced * self.element_bytes
 
     @property
-    def padded(self) -> int:
-        """Lanes of a row whose sums are in pairs; its elements where none is."""
-        return padded(self.reduced, run_of_pairs(self.segment))
+    def row_lanes(self) -> int:
+        """Lanes of a row whose sums are in pairs, each of which adds up ``row_parts`` elements; without such sums its
+        elements."""
+        return pair_runs(self.segment).lanes_of_row(self.reduced)
+
+    @property
+    def row_parts(self) -> int:
+        return pair_runs(self.segment).parts_of_row(self.reduced)
+
+    @property
+    def is_padded(self) -> bool:
+        """Have some lanes of a row whose sums are in pairs no element?"""
+        runs = pair_runs(self.segment)
+        return runs.is_padded and self.reduced >= runs.run
 
     @property
     def is_narrow(self) -> bool:

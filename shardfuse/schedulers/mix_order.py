@@ -30,6 +30,8 @@ from ..segments.space import Space, cut_into_atoms, storage_order
 from . import pointwise, reduction
 from .features import Features, accepted, features, itemsizes, on
 from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within, vector
+from .ordered_row_loop import are_stored_whole, check_in_order, is_ordered, why_no_order
+from .persistent import in_branches
 from .plan import KernelPlan, may_be_stages, one_launch
 from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
@@ -53,15 +55,19 @@ def why_not(segment: Segment, device: Device) -> str | None:
     mixed = analyse_mixed(segment, device)
     if isinstance(mixed, str):
         return mixed
-    if "ranks" in mixed.space.promised:
-        return "sums that are the same on any number of ranks are of columns alone, or in pairs of what a program holds"
-    finishes = _finishes(mixed, _columns(mixed, 2)[0])
-    if isinstance(finishes, str):
-        return finishes
+    if is_ordered(mixed.space):
+        is_only_row = extent(mixed.space.walked) == 1 and _are_sums_whole(mixed)
+        refusal = why_no_order(mixed.space, mixed.columns)
+        if refusal is not None or not (is_only_row or are_stored_whole(mixed.space, mixed.columns)):
+            return refusal or "sums of columns that say their order are stored as programs have them"
+    else:
+        finishes = _finishes(mixed, _columns(mixed, 2)[0])
+        if isinstance(finishes, str):
+            return finishes
     if _tile(mixed) is not None:
         return None
     refusal = why_no_lagged_loop(mixed.space, mixed.columns)
-    if refusal is None:
+    if refusal is None and not is_ordered(mixed.space):
         return None
     registers = _registers(mixed, keeps=False)
     found = (
@@ -77,21 +83,26 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
     walked, chunk = extent(space.walked), _block(space, tile)
+    if is_ordered(space):
+        is_only_row = walked == 1 and _are_sums_whole(mixed)
+        return in_branches(_one_turn(space, tile, chunk) if is_only_row else _walk(space, tile, chunk, Split(1)), space)
     if walked <= tile.rows and _are_sums_whole(mixed) and (not space.is_invariant or _is_laid_out_alike(space, chunk)):
         return _one_turn(space, tile, chunk)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
     wanted = max(device.multiprocessors * tile.programs // space.samples, 1)
     splits = wanted if blocks >= wanted else power_of_two_within(blocks)
-    again = 0 if tile.keeps else space.reduced * itemsizes(space.beside)  # as each row's loads
-    own = tile.registers(device)
     is_one_launch = _is_one_launch_faster(tile, device) and may_be_stages(space.segment)
-    ahead = stages((rows * space.row_bytes + again) * tile.programs, LAUNCH.stages, device)
-    return Schedule(
-        RowLoop(rows, chunk, tile.keeps),
-        split=Split(splits, in_one_launch=is_one_launch),
-        launch=Launch(tile.warps, ahead, own if own < MAX_REGISTERS else None),
-    )
+    return _walk(space, replace(tile, rows=rows), chunk, Split(splits, in_one_launch=is_one_launch))
+
+
+def _walk(space: Features, tile: _Tile, chunk: int, split: Split) -> Schedule:
+    """A loop over tiles, as many of them read ahead as shared memory holds."""
+    again = 0 if tile.keeps else space.reduced * itemsizes(space.beside)  # as each row's loads
+    own = tile.registers(space.device)
+    ahead = stages((tile.rows * space.row_bytes + again) * tile.programs, LAUNCH.stages, space.device)
+    launch = Launch(tile.warps, ahead, own if own < MAX_REGISTERS else None)
+    return Schedule(RowLoop(tile.rows, chunk, tile.keeps), split=split, launch=launch)
 
 
 def _one_turn(space: Features, tile: _Tile, chunk: int) -> Schedule:
@@ -205,11 +216,17 @@ def _turns(space: Features) -> int:
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
     mixed = accepted(analyse_mixed(segment, device))
+    if is_ordered(mixed.space):
+        check_in_order(schedule, mixed.space)
     if schedule.group is None and schedule.split is None:
         walked = extent(mixed.space.walked)
         refuse(schedule.kept < walked, f"{walked} rows in one turn of {schedule.kept}")
         refuse(not _are_sums_whole(mixed), "what rests on sums of columns needs a finish")
         return (KernelPlan.of("mix_order", mixed.space, schedule),)
+    if is_ordered(mixed.space):
+        space, split = mixed.space, split_of(1, mixed.space.walked)
+        whole = storing(space, mixed.stored, {e: e.output for e in mixed.columns}, split)
+        return (KernelPlan.of("mix_order", whole, schedule, split),)
     columns, split = _columns(mixed, schedule.parts)
     finishes = accepted(_finishes(mixed, columns))
     space = storing(mixed.space, mixed.stored, columns, split)
@@ -380,6 +397,7 @@ def _tile(mixed: Mixed) -> _Tile | None:
         shared = WARPS if 2 * n > tuned.each * WARP and _turns(space) < tuned.many_turns else WARPS // 2
         rows = power_of_two_within(tuned.each * WARP * shared // n)
         tiles = [_Tile(rows >> k, shared, tuned.resident // shared, True) for k in range(rows.bit_length())]
+        tiles = [t for t in tiles if t.rows == 1 or not is_ordered(space)]
     last = _Tile(1, max(warps, WARPS), 1, True)
     for tile in (*tiles, last, replace(last, keeps=False)):
         registers = _registers(mixed, keeps=tile.keeps)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..device import LINE_BYTES, MAX_THREADS, Device
 from ..ir.digits import extent
+from ..segments.pair_runs import pair_runs
 from ..segments.segment import Segment
 from .features import Features, features, features_or_refusal, reduction_or_refusal
 from .lagged_group import lagged_group
@@ -86,12 +87,12 @@ def _forms(space: Features) -> Iterator[Schedule | None]:
         yield columns_held_by_group(space)
         return
     if space.adds_in_pairs:
-        if space.padded != space.reduced or not space.is_inner or too_long(space) is not None:
+        if not space.is_inner or too_long(space) is not None:
             yield _in_one_piece(space)
             return
-        yield _packed_in_pairs(space)
-        held = by_one_program(space)
-        yield held if held.kept == 1 else _in_one_piece(space)
+        packed, held = _packed_in_pairs(space), by_one_program(space)
+        yield packed and in_branches(packed, space)
+        yield in_branches(held, space) if held.kept == 1 else _in_one_piece(space)
         return
     yield packed_row(space)
     yield None if space.block else paired_group(space.joined)
@@ -118,13 +119,24 @@ def _in_one_piece(space: Features) -> Schedule:
     Columns are lines of memory, unless they are so long that shared memory, through which threads add them up, would
     not hold them.
     """
-    n, each, device = space.padded, space.tuned.invariant_rows.each, space.device
+    n, each, device = space.row_lanes, space.tuned.invariant_rows.each, space.device
+    held = n * space.row_parts
     if space.is_inner:
-        return Schedule(Tile(1, n), launch=Launch(min(power_of_two_within(max(n // (each * WARP), 1)), WIDEST_WARPS)))
+        warps = min(power_of_two_within(max(held // (each * WARP), 1)), WIDEST_WARPS)
+        return in_branches(Schedule(Tile(1, n), launch=Launch(warps)), space)
     most = power_of_two_within(device.shared_bytes // REGISTER_BYTES) // n
-    kept = max(each * WARP * WARPS // n, min(LINE_BYTES // space.narrowest, most), 1)
+    kept = max(power_of_two_within(each * WARP * WARPS // held), min(LINE_BYTES // space.narrowest, most), 1)
     warps = power_of_two_within(max(kept * n // (each * WARP), WARPS))
     return Schedule(Tile(kept, n), launch=Launch(min(warps, WIDEST_WARPS)))
+
+
+def in_branches(schedule: Schedule, space: Features) -> Schedule:
+    """``schedule`` with chunks of no more lanes than a part of each run has, of whole parts where the last is shorter,
+    and a lane for each thread."""
+    warps = min(schedule.launch.warps, max(space.row_lanes // WARP, 1))
+    least = pair_runs(space.segment).lanes if space.is_padded else 1
+    found = schedule.sized(reduced=max(min(schedule.reduced, space.row_lanes), least))
+    return replace(found, launch=replace(schedule.launch, warps=warps))
 
 
 def in_registers(space: Features) -> Schedule:
@@ -337,7 +349,8 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 
 def _check_pairs(space: Features, schedule: Schedule) -> None:
     """Raise ScheduleError where a program would not have the branches of the tree that sums in pairs are."""
-    is_whole = schedule.reduced == space.padded or space.padded == space.reduced
+    least = pair_runs(space.segment).lanes if space.is_padded else 1
+    is_whole = least <= schedule.reduced <= space.row_lanes
     is_shared = schedule.members or schedule.parts > 1 or (space.is_inner and schedule.kept > 1)
     if is_shared or not schedule.is_held or not is_whole:
-        raise ScheduleError(f"{schedule}: sums in pairs are of a row of {space.padded} lanes that one program holds")
+        raise ScheduleError(f"{schedule}: sums in pairs are of a row of {space.row_lanes} lanes that one program holds")

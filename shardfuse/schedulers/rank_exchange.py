@@ -36,7 +36,7 @@ from .exchange_room import MANY_WARPS, WARPS_OF_ROWS, free_multiprocessors
 from .features import Features, carried, features, features_or_refusal
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .long_rows import has_nothing_somewhere, held_by_members, read_again, why_not_read_again
-from .persistent import by_one_program, in_registers, in_whole_blocks, too_long
+from .persistent import by_one_program, in_branches, in_registers, in_whole_blocks, too_long
 from .plan import KernelPlan, RankExchange
 from .schedule import Launch, Schedule, Tile
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
@@ -128,9 +128,9 @@ def why_not(found: Exchanged, device: Device) -> str | None:
             return f"{t} reduces nothing on this rank"
     if not space.is_inner or space.walked or space.in_columns.grouped:
         return "what is reduced is not innermost"
-    if space.padded != space.reduced:
-        return f"its rows of {space.reduced} elements are added up in runs that are no power of two"
     sent = exchange.sent or exchange.gathered
+    if sent is not None and (space.is_padded or space.row_parts > 1):
+        return f"chunks of its rows of {space.reduced} elements, whose sums are in pairs, are no neighbours"
     refusal = too_long(space) if sent is not None else _why_not_by_rows(space, exchange)
     if refusal is not None:
         return refusal
@@ -316,6 +316,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         schedule = _one_row(space)
     is_indexed = not (is_sent or is_looped or shared) and _is_indexed(space)
     schedule = in_whole_blocks(_indexed(schedule, space) if is_indexed else schedule, space)
+    schedule = in_branches(schedule, space) if space.adds_in_pairs else schedule
     launch = schedule.launch
     programs, registers = _resident(device, WARPS_OF_ROWS, launch), device.bound(max(WARPS_OF_ROWS, launch.warps))
     # of more than two ranks the address of each one's slots takes two registers

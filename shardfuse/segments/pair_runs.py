@@ -1,29 +1,63 @@
-"""Sums in pairs: how long the runs of a row are, and the row with each of them as long as the next power of two.
+"""Sums in pairs: the runs of a row, and in which lanes of a program their elements are.
 
-Eight runs of 640 elements are branches of one tree only if each begins where a branch does: at a multiple of 1024.
+Eight runs of 640 elements are branches of one tree only if each has a power of two of summands.  640 is 5 x 128: the
+elements that are 128 apart are added up first, one after another, which leaves 128 sums.  A row is 5 chunks then, of
+1024 lanes, of which lane ``l`` of chunk ``k`` has element ::
+
+    l // 128 * 640 + k * 128 + l % 128
+
+Of a run without such a divisor, 4000 elements, the last part is shorter: 7 x 512 + 416.  Some lanes of the last chunk
+have no element then.  How many parts there are, ``passes/segments.py`` chooses, and ``Reduce.parts`` says.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from ..ir.op import Reduce
 from .segment import Segment
 
 
-def runs_of_pairs(segment: Segment) -> set[int]:
-    """Elements of the runs of its sums in pairs (``Reduce.in_pairs``): of one length where a single kernel has them."""
-    return {e.op.in_pairs for e in segment.exprs if isinstance(e.op, Reduce) and e.op.in_pairs}
+@dataclass(frozen=True)
+class PairRuns:
+    """``run`` and ``parts``: ``Reduce.in_pairs`` and ``parts``; a run of 0 where no sum is in pairs."""
+
+    run: int = 0
+    parts: int = 1
+
+    @property
+    def lanes(self) -> int:
+        """Of a part of a run, but for the last one its elements."""
+        return 1 << max(-(-self.run // self.parts) - 1, 0).bit_length()
+
+    @property
+    def last(self) -> int:
+        """Elements of the last part."""
+        return self.run - (self.parts - 1) * self.lanes
+
+    @property
+    def is_padded(self) -> bool:
+        """Have some lanes no element of the last part?"""
+        return self.run > 0 and self.last < self.lanes
+
+    def lanes_of_row(self, n: int) -> int:
+        """Lanes of a chunk of all runs of ``n`` elements, which each have one of every part.
+
+        A rank may have less than a run, a part of one whose length is a power of two.
+        """
+        return n // self.run * self.lanes if self.run and n >= self.run else n
+
+    def parts_of_row(self, n: int) -> int:
+        """Elements of ``n`` that a lane adds up one after another."""
+        return self.parts if n >= self.run else 1
 
 
-def run_of_pairs(segment: Segment) -> int:
-    """The same of a kernel; 0 where it has no such sum."""
-    return next(iter(runs_of_pairs(segment)), 0)
+def all_pair_runs(segment: Segment) -> set[PairRuns]:
+    """Of its sums in pairs: a single kernel has runs of one kind."""
+    sums = (e.op for e in segment.exprs if isinstance(e.op, Reduce) and e.op.in_pairs)
+    return {PairRuns(op.in_pairs, op.parts) for op in sums}
 
 
-def whole_run(run: int) -> int:
-    """Lanes of a run: the next power of two."""
-    return 1 << max(run - 1, 0).bit_length()
-
-
-def padded(n: int, run: int) -> int:
-    """Lanes of ``n`` elements in runs of ``run``, or of a part of one, which has a power of two then; 0 for no runs."""
-    return n // run * whole_run(run) if run and n >= run else n
+def pair_runs(segment: Segment) -> PairRuns:
+    """Of a kernel."""
+    return next(iter(all_pair_runs(segment)), PairRuns())

@@ -21,7 +21,7 @@ from ..ir.scalar import Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
 from .block_reductions import of_blocks, split_reduced, why_no_blocks
-from .pair_runs import runs_of_pairs
+from .pair_runs import all_pair_runs
 from .segment import Atoms, Pieces, Segment
 
 _OWN = (Statistic, Pick)
@@ -77,7 +77,7 @@ class Space:
     @cached_property
     def adds_in_pairs(self) -> bool:
         """Are its sums in pairs, so that every form of a kernel whose programs hold rows gives the same bits?"""
-        return bool(runs_of_pairs(self.segment))
+        return bool(all_pair_runs(self.segment))
 
     @cached_property
     def promised(self) -> frozenset[str]:
@@ -197,8 +197,9 @@ def analyse(segment: Segment) -> Space | str:
     found = split_reduced(taken)
     if isinstance(found, str):
         return found
-    if len(runs := runs_of_pairs(segment)) > 1:
-        return f"its sums in pairs have runs of {' and '.join(map(str, sorted(runs)))} elements"
+    if len(runs := all_pair_runs(segment)) > 1:
+        found = sorted(f"{r.run} elements{f' in {r.parts} parts' if r.parts > 1 else ''}" for r in runs)
+        return f"its sums in pairs have runs of {' and '.join(found)}"
     reduced, block = found
     phase: dict[BoundTensor, int] = dict.fromkeys(segment.inputs, 0)
     for expr in segment.exprs:

@@ -152,8 +152,10 @@ WHOLE: dict[tuple[str, int], list[torch.Tensor]] = {}
 """What one rank has made: simulated ranks are threads of this process."""
 
 
-def compare_ranks(name: str, n: int, dtype: DataType, dim: int) -> None:
-    given = inputs(define(name, n, dtype, "ranks"), 8, n)
+def compare_ranks(name: str, n: int, dtype: DataType, dim: int, rows: int = 8) -> None:
+    given = inputs(define(name, n, dtype, "ranks"), rows, n)
+    if name.endswith("norm_backward"):
+        given[1][:, 1] = -0.0  # the sign of its sum over one row would show where a kernel begins with a zero
     WHOLE.pop((name, n), None)
     (whole,) = shardfuse.simulate(on_ranks, 1, args=(name, n, dtype, dim, given))
     WHOLE[name, n] = cast("list[torch.Tensor]", whole)
@@ -176,11 +178,29 @@ def test_rows_that_are_added_up_in_pairs_have_the_bits_of_one_rank(name: str, dt
         compare_ranks(name, n, dtype, 1)
 
 
+PARTS = {96: 3, 512: 4, 640: 5, 1376: 11, 1792: 7, 2048: 4, 2500: 5}
+"""By the elements of a run: parts whose elements are added up one after another."""
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(1, 1), (40, 0), (128, 0), (128, 1), (200, 0)])
+@pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
+def test_gradients_of_a_kernel_that_walks_rows_have_the_bits_of_many_ranks(name: str, rows: int, dim: int) -> None:
+    """Ranks that have a part of the columns add them up in a kernel of its own, and those with few rows in another."""
+    compare_ranks(name, {40: 1024}.get(rows, 640), DataType.BFloat16, dim, rows)
+    fd = define(name, 1024, DataType.BFloat16, "ranks")
+    shapes = {t: tuple(rows if n < 0 else n for n in t.shape) for t in fd.fec.tensors()}
+    walks = [s.scheduler for s in fd.fec.plan(shapes).segments]
+    assert walks == {1: ["mix_order"], 40: ["persistent", "persistent"]}.get(rows, ["mix_order", "persistent"])
+
+
 def by_pairs(x: torch.Tensor) -> torch.Tensor:
-    """In eight runs, each as if it had a power of two of elements."""
+    """In eight runs, of which parts are added up first, each as if all had the same power of two of elements."""
     runs = x.unflatten(-1, (8, -1))
-    whole = 1 << (runs.shape[-1] - 1).bit_length()
-    x = torch.nn.functional.pad(runs, (0, whole - runs.shape[-1])).flatten(-2)
+    n = runs.shape[-1]
+    parts = PARTS.get(n, 1)
+    part = 1 << (-(-n // parts) - 1).bit_length()
+    first, *others = torch.nn.functional.pad(runs, (0, parts * part - n)).split(part, -1)
+    x = sum(others, first).flatten(-2)
     while x.shape[-1] > 1:
         x = x[..., 0::2] + x[..., 1::2]
     return x[..., 0]
@@ -189,7 +209,20 @@ def by_pairs(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("is_turned", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize(
     ("rows", "n"),
-    [(1, 128), (3, 256), (300, 1024), (2, 4096), (40, 4096), (2, 16384), (140, 16384), (5, 768), (2, 5120)],
+    [
+        (1, 128),
+        (3, 256),
+        (300, 1024),
+        (2, 4096),
+        (40, 4096),
+        (2, 16384),
+        (140, 16384),
+        (5, 768),
+        (2, 5120),
+        (3, 11008),
+        (2, 14336),
+        (2, 20000),
+    ],
 )
 def test_neighbours_are_added_first_in_every_form_of_a_kernel(rows: int, n: int, is_turned: bool) -> None:
     """Bit for bit: of a sum alone, of one whose row is read again, and of the two after one another."""

@@ -1,0 +1,49 @@
+"""ordered_row_loop: row loops of ``mix_order`` whose sums say their order themselves (``passes/segments.py``).
+
+Sums along rows are in pairs, for which a program holds one row at a time.  Sums of columns are of rows that are as many
+apart as there are programs, one after another: each program has its own, which are whole, so that there is no finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir.expr import Expr
+from ..passes.promise_checks import has_order
+from .features import Features, carried
+from .schedule import RowLoop, Schedule, ScheduleError
+
+
+def is_ordered(space: Features) -> bool:
+    """Do its sums say their order?"""
+    return "ranks" in space.promised
+
+
+def why_no_order(space: Features, columns: Sequence[Expr]) -> str | None:
+    """Why a row loop would add up in another order; ``None`` where it keeps it.  ``columns``: sums down columns."""
+    if not space.adds_in_pairs:
+        return "sums that are the same on any number of ranks are in pairs"
+    if any(e.op.in_pairs for e in columns):
+        return "sums of columns in pairs are of columns that a program holds"
+    rows = [e for e in space.segment.exprs if space.reduces(e) and has_order(e) and not e.op.in_pairs]
+    return f"{rows[0].output} is not added up in pairs" if rows else None
+
+
+def are_stored_whole(space: Features, columns: Sequence[Expr]) -> bool:
+    """Are sums of columns stored as a program has them, one behind the other, and is nothing made of them?"""
+    kept = [a for a in space.x if a not in space.walked]
+    for e in columns:
+        domain = e.output.domain
+        own = [atom for axis in domain.local_axes() for digit in axis for atom in space.pieces[digit]]
+        if carried(e) is not e.output.dtype or domain.allocation is not None or own != [*kept, *space.r]:
+            return False
+    rests = {e.output for e in columns}
+    return not any(t in rests for e in space.segment.exprs for t in e.tensors)
+
+
+def check_in_order(schedule: Schedule, space: Features) -> None:
+    """Raise ScheduleError where programs would not have the sums that say their order."""
+    is_one = isinstance(schedule.order, RowLoop) and schedule.group is None and schedule.kept == schedule.parts == 1
+    if not is_one or space.row_lanes % schedule.reduced:
+        found = f"sums that say their order are of one row of {space.row_lanes} lanes, and of one program's columns"
+        raise ScheduleError(f"{schedule}: {found}")
