@@ -15,9 +15,9 @@ from shardfuse.frontend.exchanges import collectives
 from shardfuse.in_kernel import with_exchanges
 from shardfuse.ir.op import Reduce
 from shardfuse.ir.tensor_view import TensorView
-from shardfuse.passes.promise_checks import has_order
 from shardfuse.schedulers.candidates import candidates
 from shardfuse.schedulers.schedule import Order, Schedule
+from shardfuse.segments.pair_runs import has_order
 
 BATCHES = ((1,), (2,), (8,), (64,))
 CHANNELS_LAST = [3, 0, 2, 1]

@@ -11,6 +11,7 @@ from ..ir.expr import BoundFusion, BoundTensor, Expr
 from ..ir.op import Random, Reduce, Reshape, is_reduction
 from ..ir.promises import SEGMENTS, Promises
 from ..mesh import DeviceMesh
+from ..segments.pair_runs import has_order
 
 _BY_SIZE = {
     **dict.fromkeys(
@@ -51,11 +52,6 @@ def _check_local_extents(t: BoundTensor, promises: Promises) -> None:
         if extent(local) == 1 < extent(whole):
             found = f"each rank has a single element of axis {k} of {t}, of {extent(whole)} in all"
             raise PromiseError(str(promises), found, "have two or more on a rank: shard it over fewer ranks")
-
-
-def has_order(expr: Expr) -> bool:
-    """Does the order of its additions show in the result?  Integers, maxima and truth values are the same in any."""
-    return is_reduction(expr.op, "sum", "prod") and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
 
 
 def are_in_pairs(fusion: BoundFusion) -> bool:

@@ -39,7 +39,7 @@ from ..ir.expr import BoundFusion, BoundTensor, Expr
 from ..ir.op import Cast, Op, Pointwise, Reduce, Reshape
 from ..ir.promises import LONGEST_SEGMENT, MOST_IN_PAIRS, SEGMENTS
 from ..ir.scalar import Scalar
-from .promise_checks import has_order
+from ..segments.pair_runs import has_order
 
 _PARTIALS = 32, 256, 1024
 """Partial sums of a column, at the least, at the most, and at the most of short rows, each of the rows that are as many
@@ -262,20 +262,18 @@ def _parts_of_column(run: int) -> int:
 def _parts_of_row(run: int) -> int:
     """Of a power of two four, so that rows of 4096 are four chunks of four warps, and those of 16384 of 16 warps.
 
-    Of any other length as many as divide it, or the fewer, that leave no more than a sixteenth of the lanes idle.
+    Of any other length as many as divide it, or the fewest that leave no more than a sixteenth of the lanes idle.
     """
     part = run & -run
     if part == run:
         return _PARTS if run >= _LONG_ROW else 1
     if part >= _LEAST_PART and run // part <= _MOST_PARTS:
         return run // part
-    whole = 1 << run.bit_length()
-    for parts in (_MOST_PARTS // 2, _MOST_PARTS):
-        part = max(whole // parts, _LEAST_PART)
-        found = -(-run // part)
-        if _IDLE * (found * part - run) <= run:
-            break
-    return found
+    least = max(1 << (-(-run // _MOST_PARTS) - 1).bit_length(), _LEAST_PART)
+    part = max(_LONG_ROW, least)
+    while part > least and _IDLE * (-run % part) > run:
+        part //= 2
+    return -(-run // part)
 
 
 def _in_runs(segment: Axis, longest: int) -> tuple[Axis, ...]:

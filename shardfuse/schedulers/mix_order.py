@@ -29,12 +29,13 @@ from ..segments.segment import Atoms, Segment, segment_of
 from ..segments.space import Space, cut_into_atoms, storage_order
 from . import pointwise, reduction
 from .features import Features, accepted, features, itemsizes, on
-from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within, vector
-from .ordered_row_loop import are_stored_whole, check_in_order, is_ordered, why_no_order
+from .limits import WARP, WARPS, chunk_widths, least_chunk, power_of_two, power_of_two_within, vector
+from .ordered_row_loop import check_in_order, is_ordered, why_no_order
 from .persistent import in_branches
 from .plan import KernelPlan, may_be_stages, one_launch
-from .resources import element_of, row_loop_fits, stages
+from .resources import stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
+from .row_loop_tiles import RowTile, registers, tile_of_rows, turns
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split, Tile
 from .schedule_parts import refuse
 from .split_k import finish_of, finishing, split_of, storing, workspace
@@ -55,32 +56,30 @@ def why_not(segment: Segment, device: Device) -> str | None:
     mixed = analyse_mixed(segment, device)
     if isinstance(mixed, str):
         return mixed
-    if is_ordered(mixed.space):
-        is_only_row = extent(mixed.space.walked) == 1 and _are_sums_whole(mixed)
-        refusal = why_no_order(mixed.space, mixed.columns)
-        if refusal is not None or not (is_only_row or are_stored_whole(mixed.space, mixed.columns)):
-            return refusal or "sums of columns that say their order are stored as programs have them"
+    space, columns = mixed.space, mixed.columns
+    if is_ordered(space):
+        is_only_row = extent(space.walked) == 1 and _are_sums_whole(mixed)
+        refusal = why_no_order(space, columns, is_only_row=is_only_row)
     else:
         finishes = _finishes(mixed, _columns(mixed, 2)[0])
-        if isinstance(finishes, str):
-            return finishes
-    if _tile(mixed) is not None:
-        return None
-    refusal = why_no_lagged_loop(mixed.space, mixed.columns)
-    if refusal is None and not is_ordered(mixed.space):
-        return None
-    registers = _registers(mixed, keeps=False)
+        refusal = finishes if isinstance(finishes, str) else None
+    if refusal is not None or tile_of_rows(space, columns) is not None:
+        return refusal
     found = (
-        f"a row of {mixed.space.reduced} elements takes {registers:g} registers each, more than a multiprocessor has"
+        f"a row of {space.reduced} elements takes {registers(space, columns, keeps=False):g} registers each, more than"
     )
-    return f"{found}; of a group, {refusal}"
+    found += " a multiprocessor has"
+    if is_ordered(space):
+        return found
+    refusal = why_no_lagged_loop(space, columns)
+    return refusal and f"{found}; of a group, {refusal}"
 
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """As many rows under way as registers and shared memory hold; a group for each that no program holds."""
     mixed = accepted(analyse_mixed(segment, device))
-    space, tile = mixed.space, _tile(mixed)
-    if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns)):
+    space, tile = mixed.space, tile_of_rows(mixed.space, mixed.columns)
+    if tile is None or not (tile.keeps or is_ordered(space) or not is_in_pairs(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
     walked, chunk = extent(space.walked), _block(space, tile)
     if is_ordered(space):
@@ -96,7 +95,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     return _walk(space, replace(tile, rows=rows), chunk, Split(splits, in_one_launch=is_one_launch))
 
 
-def _walk(space: Features, tile: _Tile, chunk: int, split: Split) -> Schedule:
+def _walk(space: Features, tile: RowTile, chunk: int, split: Split) -> Schedule:
     """A loop over tiles, as many of them read ahead as shared memory holds."""
     again = 0 if tile.keeps else space.reduced * itemsizes(space.beside)  # as each row's loads
     own = tile.registers(space.device)
@@ -105,7 +104,7 @@ def _walk(space: Features, tile: _Tile, chunk: int, split: Split) -> Schedule:
     return Schedule(RowLoop(tile.rows, chunk, tile.keeps), split=split, launch=launch)
 
 
-def _one_turn(space: Features, tile: _Tile, chunk: int) -> Schedule:
+def _one_turn(space: Features, tile: RowTile, chunk: int) -> Schedule:
     """All rows at once, by as few warps as have the widest load or store each, or what each has of a whole tile.
 
     Rows that are promised their bits have all warps of a whole tile, and are so many that each thread has what it has
@@ -159,7 +158,7 @@ def _are_sums_whole(mixed: Mixed) -> bool:
     return True
 
 
-def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
+def _is_one_launch_faster(tile: RowTile, device: Device) -> bool:
     """Does the finish take no register from the walk, and do its programs outnumber the multiprocessors?
 
     LayerNorm's backward of 32768 x 4096 took 202 us so, with a second launch 205; RMSNorm's of 8192 x 16384, a program
@@ -169,7 +168,7 @@ def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
     return is_full and tile.warps <= WARPS and tile.registers(device) >= MAX_REGISTERS
 
 
-def _block(space: Features, tile: _Tile) -> int:
+def _block(space: Features, tile: RowTile) -> int:
     """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own.
 
     Several rows may be one chunk each: all warps share each row, so that a thread's columns, and what it keeps for
@@ -185,7 +184,7 @@ def _block(space: Features, tile: _Tile) -> int:
     blocks = [WARP * width >> k for k in range(tuned.halvings) if -(-n // (WARP * width >> k)) <= tuned.chunks]
     block = min(blocks or [power_of_two(-(-n // tuned.chunks))], key=lambda b: (-(-n // b) * b, -b))
     is_full = 8 * n >= 7 * row or (row == tuned.each * WARP and 3 * n >= 2 * row)
-    is_short = row >= tuned.each * WARP // 2 and _turns(space) < tuned.many_turns
+    is_short = row >= tuned.each * WARP // 2 and turns(space) < tuned.many_turns
     return row if is_full or is_short else block
 
 
@@ -205,12 +204,6 @@ def _chunk(space: Features, whole: int, least: int) -> int:
         if len(many) <= space.tuned.row_loops.few_chunks and len(dict.fromkeys(many)) < len(dict.fromkeys(few))
         else whole
     )
-
-
-def _turns(space: Features) -> int:
-    """Rows of a program, of tiles that fill it."""
-    tuned = space.tuned.row_loops
-    return space.kept * space.reduced // (tuned.each * WARP * tuned.resident * space.device.multiprocessors)
 
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
@@ -363,49 +356,3 @@ def _finishes(mixed: Mixed, columns: Mapping[Expr, BoundTensor]) -> list[Segment
 def _why_no_finish(segment: Segment, device: Device) -> str | None:
     """``None`` too where there is a single partial result of each column."""
     return reduction.why_not(segment, device) and pointwise.why_not(segment, device)
-
-
-# registers
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """``rows`` of a tile, ``warps`` that hold it, ``programs`` a multiprocessor; ``keeps`` as in ``RowLoop``."""
-
-    rows: int
-    warps: int
-    programs: int
-    keeps: bool
-
-    def registers(self, device: Device) -> int:
-        """What a thread may have."""
-        return device.bound(self.programs * self.warps)
-
-
-def _tile(mixed: Mixed) -> _Tile | None:
-    """Of the tiles that fit, the first: more programs before fewer, more rows before less; reloading as a last resort.
-
-    ``None`` where rows are too long.
-    """
-    space, tuned, n = mixed.space, mixed.space.tuned.row_loops, mixed.space.reduced
-    warps = power_of_two(-(-n // (tuned.each * WARP)))
-    if warps > MAX_WARPS:
-        return None
-    most = (2 * tuned.resident // warps, tuned.resident // warps)
-    tiles = [_Tile(1, warps, programs, True) for programs in most if 0 < programs <= tuned.programs]
-    if warps == 1:
-        shared = WARPS if 2 * n > tuned.each * WARP and _turns(space) < tuned.many_turns else WARPS // 2
-        rows = power_of_two_within(tuned.each * WARP * shared // n)
-        tiles = [_Tile(rows >> k, shared, tuned.resident // shared, True) for k in range(rows.bit_length())]
-        tiles = [t for t in tiles if t.rows == 1 or not is_ordered(space)]
-    last = _Tile(1, max(warps, WARPS), 1, True)
-    for tile in (*tiles, last, replace(last, keeps=False)):
-        registers = _registers(mixed, keeps=tile.keeps)
-        if row_loop_fits(registers, tile.rows * n / (tile.warps * WARP), tile.registers(space.device)):
-            return tile
-    return None
-
-
-def _registers(mixed: Mixed, *, keeps: bool) -> float:
-    """Of one element: what its row holds, what is the same for all rows, sums of columns; and to compute."""
-    return element_of(mixed.space, mixed.columns).in_row_loop(mixed.space.phases, keeps=keeps)

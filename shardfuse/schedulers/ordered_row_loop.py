@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.expr import Expr
-from ..passes.promise_checks import has_order
+from ..ir.op import Reduce
+from ..segments.pair_runs import has_order
 from .features import Features, carried
 from .schedule import RowLoop, Schedule, ScheduleError
 
@@ -19,17 +20,28 @@ def is_ordered(space: Features) -> bool:
     return "ranks" in space.promised
 
 
-def why_no_order(space: Features, columns: Sequence[Expr]) -> str | None:
-    """Why a row loop would add up in another order; ``None`` where it keeps it.  ``columns``: sums down columns."""
+def why_no_order(space: Features, columns: Sequence[Expr], *, is_only_row: bool) -> str | None:
+    """Why a row loop would add up in another order; ``None`` where it keeps it.
+
+    ``columns``: sums down columns.  is_only_row: are they of one row, which is stored as it is?
+    """
     if not space.adds_in_pairs:
         return "sums that are the same on any number of ranks are in pairs"
-    if any(e.op.in_pairs for e in columns):
+    if any(map(_is_in_pairs, columns)):
         return "sums of columns in pairs are of columns that a program holds"
-    rows = [e for e in space.segment.exprs if space.reduces(e) and has_order(e) and not e.op.in_pairs]
-    return f"{rows[0].output} is not added up in pairs" if rows else None
+    free = [e for e in space.segment.exprs if space.reduces(e) and has_order(e) and not _is_in_pairs(e)]
+    if free:
+        return f"{free[0].output} is not added up in pairs"
+    if is_only_row or _are_stored_whole(space, columns):
+        return None
+    return "sums of columns that say their order are stored as programs have them"
 
 
-def are_stored_whole(space: Features, columns: Sequence[Expr]) -> bool:
+def _is_in_pairs(expr: Expr) -> bool:
+    return isinstance(expr.op, Reduce) and expr.op.in_pairs > 0
+
+
+def _are_stored_whole(space: Features, columns: Sequence[Expr]) -> bool:
     """Are sums of columns stored as a program has them, one behind the other, and is nothing made of them?"""
     kept = [a for a in space.x if a not in space.walked]
     for e in columns:

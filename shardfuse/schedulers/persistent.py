@@ -132,8 +132,8 @@ def _in_one_piece(space: Features) -> Schedule:
 
 def in_branches(schedule: Schedule, space: Features) -> Schedule:
     """``schedule`` with chunks of no more lanes than a part of each run has, of whole parts where the last is shorter,
-    and a lane for each thread."""
-    warps = min(schedule.launch.warps, max(space.row_lanes // WARP, 1))
+    and lanes of half a wide load for each thread."""
+    warps = min(schedule.launch.warps, max(2 * space.row_lanes // (WARP * max(space.width, 2)), 1))
     least = pair_runs(space.segment).lanes if space.is_padded else 1
     found = schedule.sized(reduced=max(min(schedule.reduced, space.row_lanes), least))
     return replace(found, launch=replace(schedule.launch, warps=warps))

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir.op import Reduce
+from ..ir.expr import Expr
+from ..ir.op import Reduce, is_reduction
 from .segment import Segment
 
 
@@ -24,6 +25,9 @@ class PairRuns:
 
     run: int = 0
     parts: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.run} elements" + (f" in {self.parts} parts" if self.parts > 1 else "")
 
     @property
     def lanes(self) -> int:
@@ -50,6 +54,11 @@ class PairRuns:
     def parts_of_row(self, n: int) -> int:
         """Elements of ``n`` that a lane adds up one after another."""
         return self.parts if n >= self.run else 1
+
+
+def has_order(expr: Expr) -> bool:
+    """Does the order of its additions show in the result?  Integers, maxima and truth values are the same in any."""
+    return is_reduction(expr.op, "sum", "prod") and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
 
 
 def all_pair_runs(segment: Segment) -> set[PairRuns]:

@@ -198,8 +198,7 @@ def analyse(segment: Segment) -> Space | str:
     if isinstance(found, str):
         return found
     if len(runs := all_pair_runs(segment)) > 1:
-        found = sorted(f"{r.run} elements{f' in {r.parts} parts' if r.parts > 1 else ''}" for r in runs)
-        return f"its sums in pairs have runs of {' and '.join(found)}"
+        return f"its sums in pairs have runs of {' and of '.join(sorted(map(str, runs)))}"
     reduced, block = found
     phase: dict[BoundTensor, int] = dict.fromkeys(segment.inputs, 0)
     for expr in segment.exprs:
