@@ -3,22 +3,30 @@
 What a kernel adds up, and in which order, follows from what it reads: on one rank it reads other tensors, of other
 types, than on two, and each thread has other elements of a row.  So such a sum says its order itself.
 
-*Pairs.*  Element 2 k is added to element 2 k + 1, and so are these sums, until one is left.  A row of up to 16384
+*Pairs.*  Element 2 k is added to element 2 k + 1, and so are these sums, until one is left.  A row of up to 32768
 elements is cut into 8 runs, or as many as the largest such power of two that divides its length, each of which is a
-branch of that tree: a run of 640 elements counts as one of 1024.  What a rank has is some of the runs, or a part of one
-of a power of two.  What ranks have is added up in pairs too: one number of each row, as without a promise::
+branch of that tree.  A run may be cut into parts, of which elements in the same place are added up first, one after
+another (``segments/pair_runs.py``).  What a rank has is some of the runs, or a part of one of a power of two.  What
+ranks have is added up in pairs too: one number of each row, as without a promise::
 
-    T1[i0] = sum(T0[i0, i1], axes=(1,), in_pairs=640)        of 5120 columns
+    T1[i0] = sum(T0[i0, i1], axes=(1,), in_pairs=640, parts=5)        of 5120 columns
 
 *Segments.*  Longer rows, and columns of more than 64 elements, are cut into as many segments.  Ranks hand each other
 their sums, which whoever needs the whole adds up in pairs::
 
-    T1v[i0, i1/4000, i1%4000] = reshape(T0)                  of 32000 columns
-    T1g[i0, i1/4000] = sum(T1v, axes=(2,), in_pairs=4000)    of a rank its own segments
+    T1v[i0, i1/16032, i1%16032] = reshape(T0)                         of 128256 columns
+    T1g[i0, i1/16032] = sum(T1v, axes=(2,), in_pairs=16032, parts=16) of a rank its own segments
     T1[i0] = ((T1g[:, 0] + T1g[:, 1]) + (T1g[:, 2] + T1g[:, 3])) + ...    read by all ranks: an all-gather
 
-Segments of columns are cut once more, into runs of 4 to 64 rows where there is such a divisor, whose sums are added up
-in the same way.  Without one a thread adds up a long segment row by row.
+*Partial sums.*  Segments of columns are cut once more.  Rows that are as many apart as there are partial sums are added
+up one after another, as a program does that walks rows, and the partial sums in pairs::
+
+    T1v[i0/1024, i0%1024/32, i0%32, i1] = reshape(T0)                 of 8192 rows
+    T1h[i0/1024, i0%32, i1] = sum(T1v, axes=(1,))
+    T1g[i0/1024, i1] = sum(T1h, axes=(1,), in_pairs=32, parts=8)
+
+Where no divisor gives as many, they are runs of 4 to 64 rows, each of which is added up in pairs.  Without such a
+divisor either a thread adds up a long segment row by row.
 
 Several axes are one after another, the last first; short ones that follow one another are one axis.  Integers, maxima
 and truth values are the same in any order, and are left alone.

@@ -122,7 +122,7 @@ def _in_one_piece(space: Features) -> Schedule:
     n, each, device = space.row_lanes, space.tuned.invariant_rows.each, space.device
     held = n * space.row_parts
     if space.is_inner:
-        warps = min(power_of_two_within(max(held // (each * WARP), 1)), WIDEST_WARPS)
+        warps = min(power_of_two(-(-held // (each * WARP))), WIDEST_WARPS)
         return in_branches(Schedule(Tile(1, n), launch=Launch(warps)), space)
     most = power_of_two_within(device.shared_bytes // REGISTER_BYTES) // n
     kept = max(power_of_two_within(each * WARP * WARPS // held), min(LINE_BYTES // space.narrowest, most), 1)
