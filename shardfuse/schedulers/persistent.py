@@ -118,12 +118,17 @@ def _in_one_piece(space: Features) -> Schedule:
     together through shared memory for each step, with up to 46 KB of spills (LayerNorm's gradient of rows of 768).
     Columns are lines of memory, unless they are so long that shared memory, through which threads add them up, would
     not hold them.
+
+    RMSNorm and LayerNorm of 2048 x 768, bfloat16, took 1.27 and 1.12 x their time without a promise on an H200 by two
+    warps a row, by one 1.42 and 1.35; LayerNorm of 8192 rows 1.24 and 1.05.
     """
     n, each, device = space.row_lanes, space.tuned.invariant_rows.each, space.device
     held = n * space.row_parts
     if space.is_inner:
-        warps = min(power_of_two(-(-held // (each * WARP))), WIDEST_WARPS)
-        return in_branches(Schedule(Tile(1, n), launch=Launch(warps)), space)
+        warps = power_of_two_within(max(held // (each * WARP), 1))
+        if 2 * space.kept * warps <= device.multiprocessors * device.warps:  # half of the machine would idle
+            warps *= 2
+        return in_branches(Schedule(Tile(1, n), launch=Launch(min(warps, WIDEST_WARPS))), space)
     most = power_of_two_within(device.shared_bytes // REGISTER_BYTES) // n
     kept = max(power_of_two_within(each * WARP * WARPS // held), min(LINE_BYTES // space.narrowest, most), 1)
     warps = power_of_two_within(max(kept * n // (each * WARP), WARPS))
