@@ -31,6 +31,7 @@ from exchange_cases import PARTIAL, define, expected, inputs, piece, piece_of_ou
 from exchange_streams import run_beside_graphs, run_beside_groups
 from forked_ranks import serve
 from quick_interpreter import quick_parts
+from triton.experimental import gluon  # noqa: F401 what the interpreter imports at the first launch, once for all ranks
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, initialize

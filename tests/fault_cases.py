@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fault_calls import call_differently, program
+from forked_ranks import keep_aside
 from process_environment import environment
 
 STAGES = ("initialize", "first", "making", "collective", "between", "exit")
@@ -269,7 +270,7 @@ def serve(cases: Sequence[Case], folder: Path) -> tuple[Case, int] | None:
     """Run the cases, and print an outcome a line; in a rank, which is a fork of this process, its case and number."""
     import torch  # noqa: F401 imported once for all ranks
 
-    import shardfuse  # noqa: F401
+    import shardfuse.frontend.executor_cache  # noqa: F401 which imports what the first call needs
 
     gc.freeze()  # the end of a rank is to walk what is its own
     running: list[_Running] = []
@@ -302,6 +303,7 @@ def _free_port() -> str:
 def _become(rank: int, ranks: int, port: str, path: Path) -> None:
     """This process, a fork of the server, is a rank: of a process group of its own, with its output in a file."""
     os.setpgid(0, 0)
+    keep_aside()
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -26,6 +26,8 @@ def serve() -> list[str] | None:
     Every line that comes in is answered by one: arguments and an environment by the process's number, a process's
     number and a time limit in seconds by its exit code.
     """
+    import shardfuse.frontend.executor_cache  # noqa: F401 which imports what the first call needs
+
     gc.freeze()  # the end of a rank is to walk what is its own
     for line in sys.stdin:
         request = json.loads(line)
@@ -34,12 +36,21 @@ def serve() -> list[str] | None:
         else:
             answer = os.fork()
             if answer == 0:
+                keep_aside()
                 os.environ |= request["environment"]
                 for number, path in enumerate(("/dev/null", request["output"], request["errors"])):
                     os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT, 0o600), number)
                 return request["arguments"]
         print(answer, flush=True)
     return None
+
+
+def keep_aside() -> None:
+    """In a rank: what was put aside before the fork stays there, also where a world ends, which looks for its groups.
+
+    Those are the rank's own. Walking all that was imported, once more at the end, was most of what a rank did.
+    """
+    gc.unfreeze = lambda: None
 
 
 def _reap(pid: int, timeout: float) -> int | None:
