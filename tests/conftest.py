@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import shutil
 from collections.abc import Sequence
 from functools import cache
 
+import collector  # before what takes long to import
 import numpy as np
 import pytest
 
@@ -65,18 +65,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported by now stays: looking for garbage in it, again and again, took a fifth of the time.
-
-    Each test compiles its graphs: what shardfuse does with one that torch's caches have, left there by another test or
-    by an earlier run, is for the tests of these caches to see.
+    """Each test compiles its graphs: what shardfuse does with one that torch's caches have, left there by another test
+    or by an earlier run, is for the tests of these caches to see.
     """
     from torch._functorch import config as autograd
     from torch._inductor import config as inductor  # imports Triton, which the interpreter's conftest does first
 
     inductor.fx_graph_cache = autograd.enable_autograd_cache = False
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    collector.begin()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Not where there is a GPU: CUDA graphs that tests have left are found by what the collector knows."""
+    if (nextitem is None or nextitem.path != item.path) and not torch.cuda.is_available():
+        collector.keep()
 
 
 @pytest.fixture(autouse=True)
