@@ -64,6 +64,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     return None if _CLAIMS is None or _CLAIMS.is_own(item.path) else True
 
 
+def pytest_configure() -> None:
+    """Without a GPU a process compiles its graphs itself: Inductor's workers import torch again, which takes longer."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
 def pytest_collection_finish() -> None:
     """Each test compiles its graphs: what shardfuse does with one that torch's caches have, left there by another test
     or by an earlier run, is for the tests of these caches to see.
