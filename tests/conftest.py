@@ -65,9 +65,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 
 def pytest_configure() -> None:
-    """Without a GPU a process compiles its graphs itself: Inductor's workers import torch again, which takes longer."""
+    """Without a GPU a process compiles its graphs itself: Inductor's workers import torch again, which takes longer.
+
+    What vectors the processor has is read, and not tried by programs that are compiled and run before the first kernel.
+    """
     if not torch.cuda.is_available():
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 def pytest_collection_finish() -> None:
