@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it untyped
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
-from shardfuse.mesh.captured import reset_graphs
+from shardfuse.mesh.captured import instances, reset_graphs
 from shardfuse.rank_errors import UnknownGroupError
 
 
@@ -159,9 +159,8 @@ def _empty_torch_meshes(objects: Sequence[object]) -> None:
     torch 2.13 holds them for torch.compile alone and finds them by name otherwise; 2.11 holds none. Whoever made a
     mesh, only the collector of garbage knows them all.
     """
-    for mesh in objects:
-        if issubclass(type(mesh), TorchDeviceMesh):
-            cast("dict[str, object]", getattr(mesh, "_pg_registry", {})).clear()
+    for mesh in instances(TorchDeviceMesh, objects):
+        cast("dict[str, object]", getattr(mesh, "_pg_registry", {})).clear()
 
 
 def _forget_as_default(group: dist.ProcessGroup) -> None:
