@@ -101,6 +101,12 @@ def seeded() -> None:
 
 
 @pytest.fixture
+def others_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a world looks for its groups among what this test has made, not among millions of other objects."""
+    monkeypatch.setattr("gc.unfreeze", lambda: None)
+
+
+@pytest.fixture
 def device() -> torch.device:
     """A GPU where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

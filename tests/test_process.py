@@ -172,6 +172,7 @@ def test_end(launcher: str, case: str, outcomes: Mapping[tuple[str, str], Callab
         assert re.search(r"^\[rank1\]: +raise ValueError\(", text, re.MULTILINE), text
 
 
+@pytest.mark.usefixtures("others_aside")
 def test_a_process_alone_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in set(os.environ) - set(environment()):
         monkeypatch.delenv(name)

@@ -154,7 +154,7 @@ def test_two_processes_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone(monkeypatch: pytest.MonkeyPatch, others_aside: None) -> Iterator[None]:
     for name in set(os.environ) - set(environment()):
         monkeypatch.delenv(name)
     yield
