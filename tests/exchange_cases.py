@@ -17,6 +17,7 @@ from shardfuse.codegen.source import KernelSource
 from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import Kernel, Launch
+from shardfuse.frontend.promise_arguments import Invariant
 from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.passes.settle_inputs import settle_inputs
@@ -30,12 +31,14 @@ LOSS = "cross_entropy"
 KINDS = ("rms_norm", "layer_norm", "softmax", "add_rms_norm", PARTIAL)
 
 
-def define(kind: str, n: int, ranks: int, dtype: DataType, *, gives_rms: bool = False) -> FusionDefinition:
+def define(
+    kind: str, n: int, ranks: int, dtype: DataType, *, gives_rms: bool = False, invariant: Invariant = None
+) -> FusionDefinition:
     """Of rows of ``n`` unsharded elements, cut over ``ranks``.  gives_rms: is 1 / rms of each row a result as well?"""
     if kind in PROGRAMS:
         return PROGRAMS[kind].define(n, ranks, dtype)
     mesh = DeviceMesh(range(ranks))
-    with FusionDefinition() as fd:
+    with FusionDefinition(backend="triton" if invariant else None, invariant=invariant) as fd:
         o = fd.ops
         if kind == PARTIAL:
             given = fd.define_tensor([ranks, -1, n], contiguity=True, dtype=dtype)
@@ -73,6 +76,8 @@ def define(kind: str, n: int, ranks: int, dtype: DataType, *, gives_rms: bool = 
             if gives_rms:
                 fd.add_output(rstd)
         fd.add_output(y if kind == LOSS else o.cast(y, dtype))
+        if ranks == 1:
+            return fd
         given.set_device_mesh(mesh)
         given.outer_split(1, ranks, uneven=n % ranks != 0)
         given.axis(1).parallelize(ParallelType.mesh_x)

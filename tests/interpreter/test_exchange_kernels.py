@@ -80,6 +80,20 @@ def check_together(kind: str, rows: int, n: int, ranks: int, directory: Path, de
 
 
 @pytest.mark.parametrize("kind", ["rms_norm", "layer_norm", "softmax"])
+@pytest.mark.parametrize("n", [640, 1000, 3000, 5120, 8192, 11008, 32000])
+def test_two_ranks_have_the_bits_of_one_that_are_promised(kind: str, n: int, tmp_path: Path) -> None:
+    """Of rows whose runs are in parts, of which the last may be shorter, and of a power of two."""
+    alone, fd = (define(kind, n, ranks, DataType.BFloat16, invariant="ranks") for ranks in (1, 2))
+    plan, given = kernel_of(plan_of(fd, 3)), inputs(kind, 3, n, torch.bfloat16)
+    world = Ranks(plan, torch.device("cpu"))
+    tensors = [world.pieces(kind, rank, given) for rank in range(2)]
+    run(world, tensors, tmp_path)
+    (out,), (whole,) = plan.segment.outputs, alone.execute(given)
+    for rank, t in enumerate(tensors):
+        assert torch.equal(t[out].view(torch.int16), piece_of_output(kind, whole, 2, rank).view(torch.int16)), rank
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm", "softmax"])
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 643, 2), (5, 97, 3)])
 def test_ranks_with_more_or_less_of_each_row(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
     test_what_all_ranks_have_together(kind, rows, n, ranks, tmp_path)
