@@ -269,6 +269,13 @@ def test_sums_over_several_axes_have_an_order_of_their_own(shape: tuple[int, ...
     assert free_orders(fd, shape) == []
 
 
+@pytest.mark.parametrize("rows", [4099, 8 * 1031])
+def test_a_few_programs_walk_no_rows(rows: int) -> None:
+    """A prime number of rows, or eight times one, is no partial sums: columns have a kernel of their own."""
+    fd = on_ranks(rows_and_their_sum, 4096, 1, 0)
+    assert "mix_order" not in {s.scheduler for s in fd.fec.plan({fd.fec.tensors()[0]: (rows, 4096)}).segments}
+
+
 def test_a_row_of_millions_is_added_up_in_parts() -> None:
     with FusionDefinition(invariant="ranks") as fd:
         fd.add_output(fd.ops.sum(fd.define_tensor([-1], contiguity=True), [0]))
@@ -283,6 +290,15 @@ def test_columns_of_any_length_have_an_order_of_their_own(rows: int) -> None:
     with FusionDefinition(invariant="ranks") as fd:
         fd.add_output(fd.ops.sum(fd.define_tensor([-1, 256], contiguity=True), [0]))
     assert free_orders(fd, (rows, 256)) == []
+
+
+def test_what_the_tuner_tries_of_a_row_loop_leaves_the_order_as_it_is() -> None:
+    fd = on_ranks(rows_and_their_sum, 11008, 1, 0)
+    planned = fd.fec.plan({fd.fec.tensors()[0]: (2048, 11008)}).segments[0]
+    assert planned.scheduler == "mix_order"
+    for other in candidates(planned.scheduler, planned.segment, planned.kernels[0].schedule, H200):
+        assert (other.kept, other.parts, other.is_one_launch, other.members) == (1, 1, False, 0)
+        assert 128 <= other.reduced <= 1024
 
 
 @pytest.mark.parametrize(("n", "lanes"), [(4096, 1024), (5120, 1024), (11008, 1024), (16384, 4096)])

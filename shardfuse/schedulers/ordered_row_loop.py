@@ -10,9 +10,13 @@ from collections.abc import Sequence
 
 from ..ir.expr import Expr
 from ..ir.op import Reduce
-from ..segments.pair_runs import has_order
+from ..segments.pair_runs import has_order, pair_runs
 from .features import Features, carried
 from .schedule import RowLoop, Schedule, ScheduleError
+
+_LEAST_SHARE = 4
+"""Programs that walk rows are at least one for so many multiprocessors: by fewer a column of 4099 rows, a prime number,
+which is one sum, would be walked while the machine idles."""
 
 
 def is_ordered(space: Features) -> bool:
@@ -32,9 +36,13 @@ def why_no_order(space: Features, columns: Sequence[Expr], *, is_only_row: bool)
     free = [e for e in space.segment.exprs if space.reduces(e) and has_order(e) and not _is_in_pairs(e)]
     if free:
         return f"{free[0].output} is not added up in pairs"
-    if is_only_row or _are_stored_whole(space, columns):
+    if is_only_row:
         return None
-    return "sums of columns that say their order are stored as programs have them"
+    if _LEAST_SHARE * space.samples < space.device.multiprocessors:
+        return f"{space.samples} programs, as many as it has partial sums of columns, leave multiprocessors idle"
+    if not _are_stored_whole(space, columns):
+        return "sums of columns that say their order are stored as programs have them"
+    return None
 
 
 def _is_in_pairs(expr: Expr) -> bool:
@@ -56,6 +64,7 @@ def _are_stored_whole(space: Features, columns: Sequence[Expr]) -> bool:
 def check_in_order(schedule: Schedule, space: Features) -> None:
     """Raise ScheduleError where programs would not have the sums that say their order."""
     is_one = isinstance(schedule.order, RowLoop) and schedule.group is None and schedule.kept == schedule.parts == 1
-    if not is_one or space.row_lanes % schedule.reduced:
+    least = pair_runs(space.segment).lanes if space.is_padded else 1
+    if not is_one or schedule.is_one_launch or not least <= schedule.reduced <= space.row_lanes:
         found = f"sums that say their order are of one row of {space.row_lanes} lanes, and of one program's columns"
         raise ScheduleError(f"{schedule}: {found}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..device import LEAST_COPY, MAX_THREADS, Device
-from ..ir.digits import Digit, Root
+from ..ir.digits import Digit, Root, extent
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise
 from ..segments.segment import Segment, segment_of
@@ -242,10 +242,16 @@ def _width(space: Features) -> int:
 
 def _of_samples(space: Features) -> Schedule | None:
     """Columns that are the samples of a batch whose number may change no bits, side by side: how long a row of them is
-    says how wide loads are, and that which threads add up what.  Each thread adds up columns of its own, row by row."""
+    says how wide loads are, and that which threads add up what.  Each thread adds up columns of its own, row by row.
+
+    Of a batch that is promised nothing, as many as a thread loads at once, where that leaves programs enough.
+    """
     if not (space.is_invariant and space.x):
         return None
-    return Schedule(Tile(WARP * WARPS, 1), Loop(), launch=Launch(WARPS))
+    lanes = WARP * WARPS * (1 if "batch" in space.promised else _width(space))
+    while lanes > WARP * WARPS and extent(space.x) < lanes * space.device.filling:
+        lanes //= 2
+    return Schedule(Tile(lanes, 1), Loop(), launch=Launch(WARPS))
 
 
 def side_by_side(space: Features, rows: int) -> Features | None:
