@@ -9,7 +9,7 @@
 4. A pointwise chain whose result another segment reads is computed again there, where that moves fewer bytes; its
    readers join.
 5. Small independent all-reduces over the same ranks are one, and pointwise segments that wait for it one launch.  So
-   are sums in pairs of partial sums that one kernel makes.
+   are sums in pairs that wait for the same segment alone, as those of the partial sums that a kernel makes.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class _Segmenter:
 
     def join_what_waits_for_one(self) -> None:
         """Pointwise segments that wait for the same packed collective, and for nothing else, are one launch; so are
-        sums in pairs of what the same kernel makes."""
+        sums in pairs that wait for the same segment."""
         waiting: dict[tuple[int, ...], int] = {}
         for b in sorted(self.groups):
             key = tuple(self.depends.get(b, ()))

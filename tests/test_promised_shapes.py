@@ -269,11 +269,29 @@ def test_sums_over_several_axes_have_an_order_of_their_own(shape: tuple[int, ...
     assert free_orders(fd, shape) == []
 
 
-@pytest.mark.parametrize("rows", [4099, 8 * 1031])
-def test_a_few_programs_walk_no_rows(rows: int) -> None:
-    """A prime number of rows, or eight times one, is no partial sums: columns have a kernel of their own."""
-    fd = on_ranks(rows_and_their_sum, 4096, 1, 0)
+def rows_and_largest_of_columns(fd: FusionDefinition, x: TensorView) -> None:
+    fd.add_output(fd.ops.sum(x, [1]))
+    fd.add_output(fd.ops.max(x, [0]))
+
+
+@pytest.mark.parametrize(
+    ("build", "rows"),
+    [(rows_and_their_sum, 4099), (rows_and_their_sum, 8 * 1031), (rows_and_largest_of_columns, 131072)],
+)
+def test_a_few_programs_walk_no_rows(build: Callable[[FusionDefinition, TensorView], None], rows: int) -> None:
+    """A prime number of rows, or eight times one, is no partial sums, nor are maxima: columns have a kernel of their
+    own."""
+    fd = on_ranks(build, 4096, 1, 0)
     assert "mix_order" not in {s.scheduler for s in fd.fec.plan({fd.fec.tensors()[0]: (rows, 4096)}).segments}
+
+
+def test_partial_sums_do_not_follow_the_batch() -> None:
+    with FusionDefinition(invariant=("batch", "ranks")) as fd:
+        x = fd.define_tensor([-1, 8192, 512], contiguity=True)
+        fd.add_output(fd.ops.sum(x, [1]))
+    plans = [fd.fec.plan({x: (batch, 8192, 512)}) for batch in (1, 8, 64)]
+    sums = [[e.op.in_pairs for e in p.fusion.exprs if isinstance(e.op, Reduce)] for p in plans]
+    assert sums[0] == sums[1] == sums[2]
 
 
 def test_a_row_of_millions_is_added_up_in_parts() -> None:
@@ -292,13 +310,14 @@ def test_columns_of_any_length_have_an_order_of_their_own(rows: int) -> None:
     assert free_orders(fd, (rows, 256)) == []
 
 
-def test_what_the_tuner_tries_of_a_row_loop_leaves_the_order_as_it_is() -> None:
-    fd = on_ranks(rows_and_their_sum, 11008, 1, 0)
-    planned = fd.fec.plan({fd.fec.tensors()[0]: (2048, 11008)}).segments[0]
+@pytest.mark.parametrize(("n", "least"), [(11008, 128), (1285, 128), (8221, 1024), (4096, 1)])
+def test_what_the_tuner_tries_of_a_row_loop_leaves_the_order_as_it_is(n: int, least: int) -> None:
+    fd = on_ranks(rows_and_their_sum, n, 1, 0)
+    planned = fd.fec.plan({fd.fec.tensors()[0]: (2048, n)}).segments[0]
     assert planned.scheduler == "mix_order"
     for other in candidates(planned.scheduler, planned.segment, planned.kernels[0].schedule, H200):
         assert (other.kept, other.parts, other.is_one_launch, other.members) == (1, 1, False, 0)
-        assert 128 <= other.reduced <= 1024
+        assert least <= other.reduced <= 1024
 
 
 @pytest.mark.parametrize(("n", "lanes"), [(4096, 1024), (5120, 1024), (11008, 1024), (16384, 4096)])

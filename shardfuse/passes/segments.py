@@ -40,7 +40,7 @@ from math import gcd
 
 from ..errors import PromiseError
 from ..ir.call import Select
-from ..ir.digits import Axis, CutError, extent, merge, split
+from ..ir.digits import Axis, CutError, extent, merge, split, varies
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr
@@ -62,10 +62,11 @@ None of these numbers may follow the GPU or the number of ranks: they say the or
 _LONG_ROW = 512
 """Elements of an axis that is added up by itself, before the axis in front of it, so that either may be sharded."""
 _PARTS, _PARTS_OF_COLUMN, _MOST_PARTS = 4, 8, 16
-"""Of a run: parts of a long one of a power of two, in rows and in columns, and parts at the most."""
-_LEAST_PART, _IDLE = 16, 16
-"""Elements of a part of a row's run, which are neighbours in memory; and which part of a row's lanes may be idle where
-fewer parts leave it so."""
+"""Of a run: parts of a long one of a power of two in a row, of any of a power of two in columns, at the most; and parts
+of any other length at the most."""
+_LEAST_PART, _LONGEST_PART, _IDLE = 16, 512, 16
+"""Elements of a part of a row's run, which are neighbours in memory, at the least and, where there are not too many, at
+the most; and idle lanes, as which part of a run they are still fewer than more parts are worth."""
 _COMBINED = {"sum": Pointwise("add"), "prod": Pointwise("mul")}
 
 
@@ -182,8 +183,8 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
         found += f"or shards that {SEGMENTS} segments do not keep whole"
         raise PromiseError(promise, found, f"pad it to a multiple of {SEGMENTS} elements for each rank") from error
     count = extent(outer)
-    kept = extent(a for k, axis in enumerate(x.domain.logical) if k != at for a in axis)
-    partials = 0 if is_row or op.kind != "sum" else _partials(inner, count, kept)
+    beside = extent(a for k, axis in enumerate(x.domain.logical) if k != at for a in axis if not varies((a,)))
+    partials = 0 if is_row or op.kind != "sum" else _partials(inner, count, beside)
     if partials:
         return _in_partials(expr, op, at, (outer, inner), partials, is_whole=is_whole)
     runs = _in_runs(inner, LONGEST_SEGMENT if is_row else _LONG_RUN)
@@ -209,7 +210,10 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
 
 
 def _partials(segment: Axis, count: int, columns: int) -> int:
-    """Into how many partial sums each of ``count`` segments of a column is cut; 0 where its length has no divisor."""
+    """Into how many partial sums each of ``count`` segments of a column is cut; 0 where its length has no divisor.
+
+    columns: how many there are of each sample of a batch, which may have any size.
+    """
     n, (fewest, many, most) = extent(segment), _PARTIALS
     least, most = -(-fewest // count), min(max(_SHORT_ROWS // columns, many), most) // count
     for partials in range(min(most, n // 2), max(least, 2) - 1, -1):
@@ -270,15 +274,16 @@ def _parts_of_column(run: int) -> int:
 def _parts_of_row(run: int) -> int:
     """Of a power of two four, so that rows of 4096 are four chunks of four warps, and those of 16384 of 16 warps.
 
-    Of any other length as many as divide it, or the fewest that leave no more than a sixteenth of the lanes idle.
+    Of any other length as many as divide it; else the fewest, of at most ``_LONGEST_PART`` elements where these are not too
+    many, behind whose end no more than a sixteenth of a run is idle, or the most parts that there may be.
     """
     part = run & -run
     if part == run:
-        return _PARTS if run >= _LONG_ROW else 1
+        return _PARTS if run >= _LONGEST_PART else 1
     if part >= _LEAST_PART and run // part <= _MOST_PARTS:
         return run // part
     least = max(1 << (-(-run // _MOST_PARTS) - 1).bit_length(), _LEAST_PART)
-    part = max(_LONG_ROW, least)
+    part = max(_LONGEST_PART, least)
     while part > least and _IDLE * (-run % part) > run:
         part //= 2
     return -(-run // part)

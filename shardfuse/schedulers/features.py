@@ -73,10 +73,11 @@ class Features(Space):
     def may_align_down(self, rows: int = 2) -> bool:
         """Are there ``rows`` rows, too odd for wide loads, that may be read in the aligned words that contain them?
 
-        Not those of an invariant space: where in a word a row begins says which thread adds up what of it.
+        Not those of an invariant space, or whose sums are in pairs: where in a word a row begins says which thread adds
+        up what of it.
         """
         is_odd = self.is_odd(self.streamed[0].dtype)
-        return is_odd and self.kept >= rows and not self.is_invariant
+        return is_odd and self.kept >= rows and not (self.is_invariant or self.adds_in_pairs)
 
     def is_odd(self, dtype: DataType) -> bool:
         """Are rows of ``dtype`` too odd for loads of more than a few bytes?"""

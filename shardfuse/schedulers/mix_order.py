@@ -11,7 +11,8 @@ after, ``split`` telling programs apart::
     T4 = sum(T3); T5 = sub(T2, T4); T6_partial[split] = sum(T3)
     T6 = sum(T6_partial)
 
-Where one program has all rows in one turn, there is no loop, and its sums are whole.
+Where one program has all rows in one turn, there is no loop, and its sums are whole.  Where sums say their order, the
+partial ones are the fusion's own, and there is no second stage (``ordered_row_loop.py``).
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def _chunk(space: Features, whole: int, least: int) -> int:
 
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
-    """The walk, then the sums of its partial results."""
+    """The walk, then the sums of its partial results where it has some."""
     mixed = accepted(analyse_mixed(segment, device))
     if is_ordered(mixed.space):
         check_in_order(schedule, mixed.space)

@@ -1,7 +1,8 @@
 """ordered_row_loop: row loops of ``mix_order`` whose sums say their order themselves (``passes/segments.py``).
 
-Sums along rows are in pairs, for which a program holds one row at a time.  Sums of columns are of rows that are as many
-apart as there are programs, one after another: each program has its own, which are whole, so that there is no finish.
+Sums along rows are in pairs, for which a program holds one row at a time.  Each program adds up the columns of its own
+rows, one after another: partial sums that are tensors of the fusion (``passes/segments.py``), so that there is no split
+and no finish.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def by_one_program(space: Features) -> Schedule:
 
 
 def _in_one_piece(space: Features) -> Schedule:
-    """A row, or columns, masked behind their end: what is added up in pairs is of no chunks.
+    """A row, or columns, in chunks of all the lanes that a part of their runs takes.
 
     A row by itself: of two of them side by side a thread has elements in such places that Triton 3.6 and 3.7 bring them
     together through shared memory for each step, with up to 46 KB of spills (LayerNorm's gradient of rows of 768).
@@ -357,5 +357,5 @@ def _check_pairs(space: Features, schedule: Schedule) -> None:
     least = pair_runs(space.segment).lanes if space.is_padded else 1
     is_whole = least <= schedule.reduced <= space.row_lanes
     is_shared = schedule.members or schedule.parts > 1 or (space.is_inner and schedule.kept > 1)
-    if is_shared or not schedule.is_held or not is_whole:
+    if is_shared or schedule.is_aligned_down or not schedule.is_held or not is_whole:
         raise ScheduleError(f"{schedule}: sums in pairs are of a row of {space.row_lanes} lanes that one program holds")

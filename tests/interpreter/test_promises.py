@@ -247,6 +247,22 @@ def test_neighbours_are_added_first_in_every_form_of_a_kernel(rows: int, n: int,
             assert torch.equal(own, right), (own, right)
 
 
+@pytest.mark.parametrize("promise", ["ranks", ("batch", "ranks")], ids=str)
+@pytest.mark.parametrize("n", [2570, 5137])
+def test_odd_rows_of_16_bits_have_the_bits_that_they_have_alone(n: int, promise: Invariant) -> None:
+    """They are not read in the aligned words that contain them, in which each begins at another place."""
+
+    def log_sum(ops: Any, x: TensorView) -> list[TensorView]:
+        wide = ops.cast(x, dtype=DataType.Float)
+        top = ops.max(wide, [1], keepdim=True)
+        return [ops.add(ops.log(ops.sum(ops.exp(ops.sub(wide, top)), [1], keepdim=True)), top)]
+
+    x = torch.randn(4, n, generator=torch.Generator().manual_seed(0)).half()
+    (whole,) = ran(log_sum, x, promise=promise)
+    torch.testing.assert_close(whole.double(), x.double().logsumexp(1, keepdim=True), rtol=0, atol=2e-6)
+    assert torch.equal(ran(log_sum, x[1:3].contiguous(), promise=promise)[0], whole[1:3])
+
+
 def on_two_dims(is_crossed: bool, scattered: int, whole: torch.Tensor, x: torch.Tensor) -> None:
     """Columns over both dims of a mesh, the sum's rows over ``scattered`` of them, in the same order or crossed."""
     shardfuse.initialize()
@@ -278,7 +294,7 @@ Defined = Callable[..., list[TensorView]]
 
 def ran(define: Defined, *given: torch.Tensor, promise: Invariant = "ranks") -> list[torch.Tensor]:
     with FusionDefinition(backend="triton", invariant=promise) as fd:
-        inputs = [fd.define_tensor([*t.shape], contiguity=True) for t in given]
+        inputs = [fd.define_tensor([*t.shape], contiguity=True, dtype=DataType.from_torch(t.dtype)) for t in given]
         for output in define(fd.ops, *inputs):
             fd.add_output(output)
     return fd.execute([*given])
