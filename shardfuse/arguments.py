@@ -101,7 +101,8 @@ class _Parameters:
         if self.is_open:
             return None
         if len(args) > len(self.placed):
-            return f"argument {len(self.placed) + 1}", args[len(self.placed)], f"no more than {', '.join(self.placed)}"
+            placed = f"no more than {', '.join(self.placed)}" if self.placed else f"{', '.join(self.checks)} by name"
+            return f"argument {len(self.placed) + 1}", args[len(self.placed)], placed
         for name, value in kwargs.items():
             if name not in self.checks:
                 return name, value, f"an argument of one of the names {', '.join(self.checks)}"

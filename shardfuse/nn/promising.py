@@ -111,8 +111,8 @@ def promise(
         part.promise(invariant=invariant, accumulate=accumulate)
     if not parts and said != _NOTHING:
         warnings.warn(
-            f"promise({said}) found no module of shardfuse.nn in {type(model).__name__}, so nothing is promised: call "
-            "shardfuse.nn.convert(model) first, and promise of its model",
+            f"promise({said}) found no module of shardfuse.nn that promises anything in {type(model).__name__}: call "
+            "shardfuse.nn.convert(model) first, and promise of its model; matrix products promise nothing",
             stacklevel=2,
         )
     return model

@@ -51,7 +51,11 @@ def _check_local_extents(t: BoundTensor, promises: Promises) -> None:
     for k, (whole, local) in enumerate(zip(t.domain.logical, t.domain.local_axes(), strict=True)):
         if extent(local) == 1 < extent(whole):
             found = f"each rank has a single element of axis {k} of {t}, of {extent(whole)} in all"
-            raise PromiseError(str(promises), found, "have two or more on a rank: shard it over fewer ranks")
+            remedy = (
+                "have two or more on a rank: shard it over fewer ranks. Partial sums, of which each rank has one, add "
+            )
+            remedy += "up before (shardfuse.collectives.all_reduce): how many they are follows the number of ranks"
+            raise PromiseError(str(promises), found, remedy)
 
 
 def are_in_pairs(fusion: BoundFusion) -> bool:

@@ -190,7 +190,7 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
     runs = _in_runs(inner, LONGEST_SEGMENT if is_row else _LONG_RUN)
     if is_row and extent(runs[-1]) > LONGEST_SEGMENT:
         found = f"a segment of {extent(inner)} elements of {out} = {op.name}({x}) is not divided into parts"
-        raise PromiseError(promise, found, f"pad it to a length that has a divisor of up to {LONGEST_SEGMENT}")
+        raise PromiseError(promise, found, f"pad it to a multiple of {SEGMENTS * _LONG_RUN} elements")
     if count == len(runs) == 1:
         return [replace(expr, op=_paired(op, extent(runs[0]), is_row=is_row))]
     build = _Builder(out, _accumulator(out))
@@ -274,8 +274,8 @@ def _parts_of_column(run: int) -> int:
 def _parts_of_row(run: int) -> int:
     """Of a power of two four, so that rows of 4096 are four chunks of four warps, and those of 16384 of 16 warps.
 
-    Of any other length as many as divide it; else the fewest, of at most ``_LONGEST_PART`` elements where these are not too
-    many, behind whose end no more than a sixteenth of a run is idle, or the most parts that there may be.
+    Of any other length as many as divide it; else the fewest, of at most ``_LONGEST_PART`` elements where these are not
+    too many, behind whose end no more than a sixteenth of a run is idle, or the most parts that there may be.
     """
     part = run & -run
     if part == run:

@@ -248,7 +248,7 @@ def test_neighbours_are_added_first_in_every_form_of_a_kernel(rows: int, n: int,
 
 
 @pytest.mark.parametrize("promise", ["ranks", ("batch", "ranks")], ids=str)
-@pytest.mark.parametrize("n", [2570, 5137])
+@pytest.mark.parametrize("n", [2570, 5137, 40004])
 def test_odd_rows_of_16_bits_have_the_bits_that_they_have_alone(n: int, promise: Invariant) -> None:
     """They are not read in the aligned words that contain them, in which each begins at another place."""
 
