@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.mpi, pytest.mark.multi_gpu]
 
 LENGTHS = {
-    "rms_norm": (1024, 8192), "layer_norm": (8192, 3072), "add_norm": (8192,), "softmax": (8192, 65536),
-    "cross_entropy": (4096, 3072, 128256), "rms_norm_backward": (8192,), "layer_norm_backward": (4096, 3072),
+    "rms_norm": (1024, 8192), "layer_norm": (8192, 3072), "add_norm": (8192,), "softmax": (8192, 11008, 65536),
+    "cross_entropy": (4096, 3072, 32000, 128256), "rms_norm_backward": (8192,), "layer_norm_backward": (4096, 5120),
     "softmax_backward": (8192,),
 }  # fmt: skip
 """Elements of rows that are added up in pairs, and of some that are cut into segments."""
