@@ -133,7 +133,7 @@ TAIL = """
 | `collectives are called through torch, which takes longer` | NCCL's own functions could not be called. Results are the same. Install a C compiler and Python's headers. |
 | `N process groups may have kernels of NCCL on ... at a time` | NCCL may need so much of the GPU that kernels that exchange have little or no room: make process groups before the first call, or set `NCCL_MAX_CTAS` ([beside NCCL](exchange.md#beside-nccl)). |
 | `tuning segment K on rank R` | Tuning failed there; the schedule that was proposed is used. |
-| `promise(...) found no module of shardfuse.nn` | Nothing is promised: call `shardfuse.nn.convert(model)` first. |
+| `promise(...) found no module of shardfuse.nn that promises anything` | Nothing is promised: call `shardfuse.nn.convert(model)` first. Matrix products, as in `shardfuse.nn.Linear`, promise nothing. |
 | `the memory of another GPU was not closed` | An error of the driver at the end of a job; nothing to do. |
 """
 
