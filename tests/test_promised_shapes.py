@@ -294,6 +294,18 @@ def test_partial_sums_do_not_follow_the_batch() -> None:
     assert sums[0] == sums[1] == sums[2]
 
 
+@pytest.mark.parametrize("columns", [64, 4096])
+def test_partial_sums_are_as_many_whether_a_definition_says_the_sizes_or_not(columns: int) -> None:
+    found: list[list[int]] = []
+    for sizes in ([-1, -1], [-1, columns], [8192, columns]):
+        with FusionDefinition(invariant="ranks") as fd:
+            x = fd.define_tensor(sizes, contiguity=True)
+            fd.add_output(fd.ops.sum(x, [0]))
+        exprs = fd.fec.plan({x: (8192, columns)}).fusion.exprs
+        found.append([e.op.in_pairs for e in exprs if isinstance(e.op, Reduce)])
+    assert found == 3 * [[0, {64: 128, 4096: 32}[columns]]]
+
+
 def test_a_row_of_millions_is_added_up_in_parts() -> None:
     with FusionDefinition(invariant="ranks") as fd:
         fd.add_output(fd.ops.sum(fd.define_tensor([-1], contiguity=True), [0]))

@@ -40,7 +40,7 @@ from math import gcd
 
 from ..errors import PromiseError
 from ..ir.call import Select
-from ..ir.digits import Axis, CutError, extent, merge, split, varies
+from ..ir.digits import Axis, CutError, extent, merge, root_of, split, varies
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr
@@ -183,8 +183,7 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
         found += f"or shards that {SEGMENTS} segments do not keep whole"
         raise PromiseError(promise, found, f"pad it to a multiple of {SEGMENTS} elements for each rank") from error
     count = extent(outer)
-    beside = extent(a for k, axis in enumerate(x.domain.logical) if k != at for a in axis if not varies((a,)))
-    partials = 0 if is_row or op.kind != "sum" else _partials(inner, count, beside)
+    partials = 0 if is_row or op.kind != "sum" else _partials(inner, count, _columns_of_sample(x, at))
     if partials:
         return _in_partials(expr, op, at, (outer, inner), partials, is_whole=is_whole)
     runs = _in_runs(inner, LONGEST_SEGMENT if is_row else _LONG_RUN)
@@ -209,13 +208,16 @@ def _in_segments(expr: Expr, op: Reduce, promise: str, at: int, *, is_row: bool,
     return build.exprs
 
 
-def _partials(segment: Axis, count: int, columns: int) -> int:
-    """Into how many partial sums each of ``count`` segments of a column is cut; 0 where its length has no divisor.
+def _columns_of_sample(x: BoundTensor, at: int) -> int:
+    """Columns along axis ``at``; where a batch is promised its bits, those of one sample of it."""
+    beside = (a for k, axis in enumerate(x.domain.logical) if k != at for a in axis)
+    return extent(a for a in beside if not (varies((a,)) and "batch" in root_of(a).invariant))
 
-    columns: how many there are of each sample of a batch, which may have any size.
-    """
+
+def _partials(segment: Axis, count: int, columns: int) -> int:
+    """Into how many partial sums each of ``count`` segments of a column is cut; 0 where its length has no divisor."""
     n, (fewest, many, most) = extent(segment), _PARTIALS
-    least, most = -(-fewest // count), min(max(_SHORT_ROWS // columns, many), most) // count
+    least, most = -(-fewest // count), min(max(_SHORT_ROWS // max(columns, 1), many), most) // count
     for partials in range(min(most, n // 2), max(least, 2) - 1, -1):
         if n % partials == 0:
             try:

@@ -104,6 +104,14 @@ class Features(Space):
         runs = pair_runs(self.segment)
         return runs.is_padded and self.reduced >= runs.run
 
+    def as_branch(self, chunk: int) -> int:
+        """The lanes next to ``chunk`` that are a branch of the tree that such a row's sums are.
+
+        They are at most those of one part of each run, and whole parts where the last is shorter.
+        """
+        least = pair_runs(self.segment).lanes if self.is_padded else 1
+        return max(min(chunk, self.row_lanes), least)
+
     @property
     def is_narrow(self) -> bool:
         """Has all that is streamed 16 bits or fewer?"""

@@ -35,7 +35,7 @@ from .ordered_row_loop import check_in_order, is_ordered, why_no_order
 from .persistent import in_branches
 from .plan import KernelPlan, may_be_stages, one_launch
 from .resources import stages
-from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
+from .row_loop_schedule import lagged_row_loop, takes_two_rows, why_no_lagged_loop
 from .row_loop_tiles import RowTile, registers, tile_of_rows, turns
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split, Tile
 from .schedule_parts import refuse
@@ -59,17 +59,14 @@ def why_not(segment: Segment, device: Device) -> str | None:
         return mixed
     space, columns = mixed.space, mixed.columns
     if is_ordered(space):
-        is_only_row = extent(space.walked) == 1 and _are_sums_whole(mixed)
-        refusal = why_no_order(space, columns, is_only_row=is_only_row)
+        refusal = why_no_order(space, columns, is_only_row=_is_only_row(mixed))
     else:
         finishes = _finishes(mixed, _columns(mixed, 2)[0])
         refusal = finishes if isinstance(finishes, str) else None
     if refusal is not None or tile_of_rows(space, columns) is not None:
         return refusal
-    found = (
-        f"a row of {space.reduced} elements takes {registers(space, columns, keeps=False):g} registers each, more than"
-    )
-    found += " a multiprocessor has"
+    each = registers(space, columns, keeps=False)
+    found = f"a row of {space.reduced} elements takes {each:g} registers each, more than a multiprocessor has"
     if is_ordered(space):
         return found
     refusal = why_no_lagged_loop(space, columns)
@@ -80,12 +77,12 @@ def propose(segment: Segment, device: Device) -> Schedule:
     """As many rows under way as registers and shared memory hold; a group for each that no program holds."""
     mixed = accepted(analyse_mixed(segment, device))
     space, tile = mixed.space, tile_of_rows(mixed.space, mixed.columns)
-    if tile is None or not (tile.keeps or is_ordered(space) or not is_in_pairs(space, mixed.columns)):
+    if tile is None or (not tile.keeps and not is_ordered(space) and takes_two_rows(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
     walked, chunk = extent(space.walked), _block(space, tile)
     if is_ordered(space):
-        is_only_row = walked == 1 and _are_sums_whole(mixed)
-        return in_branches(_one_turn(space, tile, chunk) if is_only_row else _walk(space, tile, chunk, Split(1)), space)
+        is_only = _is_only_row(mixed)
+        return in_branches(_one_turn(space, tile, chunk) if is_only else _walk(space, tile, chunk, Split(1)), space)
     if walked <= tile.rows and _are_sums_whole(mixed) and (not space.is_invariant or _is_laid_out_alike(space, chunk)):
         return _one_turn(space, tile, chunk)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
@@ -139,6 +136,11 @@ def _is_laid_out_alike(space: Features, chunk: int) -> bool:
     return not is_narrower and all(
         vector(t.dtype, space.reduced, space.device) * size == space.device.access_bytes for t in along
     )
+
+
+def _is_only_row(mixed: Mixed) -> bool:
+    """Are sums of columns those of a single row, which need no loop?"""
+    return extent(mixed.space.walked) == 1 and _are_sums_whole(mixed)
 
 
 def _are_sums_whole(mixed: Mixed) -> bool:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..ir.digits import extent
 from ..ir.expr import Expr
 from ..ir.op import Reduce
-from ..segments.pair_runs import has_order, pair_runs
+from ..segments.pair_runs import has_order
 from .features import Features, carried
 from .schedule import RowLoop, Schedule, ScheduleError
-
-_LEAST_SHARE = 4
-"""Programs that walk rows are at least one for so many multiprocessors: by fewer a column of 4099 rows, a prime number,
-which is one sum, would be walked while the machine idles."""
 
 
 def is_ordered(space: Features) -> bool:
@@ -39,8 +36,9 @@ def why_no_order(space: Features, columns: Sequence[Expr], *, is_only_row: bool)
         return f"{free[0].output} is not added up in pairs"
     if is_only_row:
         return None
-    if _LEAST_SHARE * space.samples < space.device.multiprocessors:
-        return f"{space.samples} programs, as many as it has partial sums of columns, leave multiprocessors idle"
+    walked = extent(space.walked)
+    if space.samples < min(walked, space.device.multiprocessors):
+        return f"{space.samples} programs, as many as it has partial sums of columns, would walk {walked} rows each"
     if not _are_stored_whole(space, columns):
         return "sums of columns that say their order are stored as programs have them"
     return None
@@ -65,7 +63,6 @@ def _are_stored_whole(space: Features, columns: Sequence[Expr]) -> bool:
 def check_in_order(schedule: Schedule, space: Features) -> None:
     """Raise ScheduleError where programs would not have the sums that say their order."""
     is_one = isinstance(schedule.order, RowLoop) and schedule.group is None and schedule.kept == schedule.parts == 1
-    least = pair_runs(space.segment).lanes if space.is_padded else 1
-    if not is_one or schedule.is_one_launch or not least <= schedule.reduced <= space.row_lanes:
+    if not is_one or schedule.is_one_launch or schedule.reduced != space.as_branch(schedule.reduced):
         found = f"sums that say their order are of one row of {space.row_lanes} lanes, and of one program's columns"
         raise ScheduleError(f"{schedule}: {found}")

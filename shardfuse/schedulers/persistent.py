@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from ..device import LINE_BYTES, MAX_THREADS, Device
 from ..ir.digits import extent
-from ..segments.pair_runs import pair_runs
 from ..segments.segment import Segment
 from .features import Features, features, features_or_refusal, reduction_or_refusal
 from .lagged_group import lagged_group
@@ -136,11 +135,9 @@ def _in_one_piece(space: Features) -> Schedule:
 
 
 def in_branches(schedule: Schedule, space: Features) -> Schedule:
-    """``schedule`` with chunks of no more lanes than a part of each run has, of whole parts where the last is shorter,
-    and lanes of half a wide load for each thread."""
+    """``schedule`` with chunks that are branches, and lanes of half a wide load for each thread."""
     warps = min(schedule.launch.warps, max(2 * space.row_lanes // (WARP * max(space.width, 2)), 1))
-    least = pair_runs(space.segment).lanes if space.is_padded else 1
-    found = schedule.sized(reduced=max(min(schedule.reduced, space.row_lanes), least))
+    found = schedule.sized(reduced=space.as_branch(schedule.reduced))
     return replace(found, launch=replace(schedule.launch, warps=warps))
 
 
@@ -354,8 +351,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 
 def _check_pairs(space: Features, schedule: Schedule) -> None:
     """Raise ScheduleError where a program would not have the branches of the tree that sums in pairs are."""
-    least = pair_runs(space.segment).lanes if space.is_padded else 1
-    is_whole = least <= schedule.reduced <= space.row_lanes
+    is_branch = schedule.reduced == space.as_branch(schedule.reduced)
     is_shared = schedule.members or schedule.parts > 1 or (space.is_inner and schedule.kept > 1)
-    if is_shared or schedule.is_aligned_down or not schedule.is_held or not is_whole:
+    if is_shared or schedule.is_aligned_down or not schedule.is_held or not is_branch:
         raise ScheduleError(f"{schedule}: sums in pairs are of a row of {space.row_lanes} lanes that one program holds")

@@ -41,7 +41,7 @@ class _Row:
         return loads * self.width * WARPS * WARP
 
     @property
-    def is_in_pairs(self) -> bool:
+    def takes_two(self) -> bool:
         """Do members hold three loads of each of two rows, and all of them whole?"""
         resident, rows, loads = self.space.tuned.row_loops.lagged_pairs
         fits = self.registers(rows, loads) <= self.space.device.bound(resident)
@@ -52,7 +52,7 @@ class _Row:
         """Registers of a thread, rows of a turn, and loads of each; ``None`` where all spill."""
         tuned, bound = self.space.tuned.row_loops, self.space.device.bound
         fits = (s for s in tuned.lagged_shapes if self.registers(*s[1:]) <= bound(s[0]))
-        found = tuned.lagged_pairs if self.is_in_pairs else next(fits, None)
+        found = tuned.lagged_pairs if self.takes_two else next(fits, None)
         return found and (bound(found[0]), *found[1:])
 
 
@@ -85,12 +85,12 @@ def why_no_lagged_loop(space: Features, columns: Sequence[Expr]) -> str | None:
     return None
 
 
-def is_in_pairs(space: Features, columns: Sequence[Expr]) -> bool:
+def takes_two_rows(space: Features, columns: Sequence[Expr]) -> bool:
     """Do groups hold two rows of a turn whole, so that they beat a program of 16 warps that loads weights every row?
 
     LayerNorm's backward of 4096 x 12288, bfloat16, took 90 us on an H200 so, and 101; of 16384 x 12288 308 and 356.
     """
-    return why_no_lagged_loop(space, columns) is None and _row(space, columns).is_in_pairs
+    return why_no_lagged_loop(space, columns) is None and _row(space, columns).takes_two
 
 
 def lagged_row_loop(space: Features, columns: Sequence[Expr]) -> Schedule:
