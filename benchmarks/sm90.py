@@ -19,9 +19,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -83,6 +84,8 @@ class Resources:
     drops_nan: int
     contracted: int
     along_rows: tuple[str, ...]
+    binary: bytes = field(default=b"", repr=False)
+    """For the GPU, of which ``global_accesses`` reads the instructions."""
 
     @property
     def widest_load(self) -> int:
@@ -163,9 +166,9 @@ def _along_rows(ttgir: str) -> Iterator[str]:
             yield ", ".join([sizes[-1], *(side[-1] for side in sides)]) if is_own else f"{shape} of {layout}"
 
 
-def _resources(source: KernelSource, asm: Mapping[str, str], log: str, shared: int) -> Resources:
+def _resources(source: KernelSource, asm: Mapping[str, str | bytes], log: str, shared: int) -> Resources:
     """``asm``: by the name of a stage of the compiler.  ``log``: what the assembler says of registers and stack."""
-    ptx = asm["ptx"]
+    ptx = cast("str", asm["ptx"])
     registers, used = re.search(r"Used (\d+) registers", log), _USED.search(log)
     assert registers is not None, log
     assert used is not None, log
@@ -186,8 +189,22 @@ def _resources(source: KernelSource, asm: Mapping[str, str], log: str, shared: i
         relaxed=tuple(sorted(set(_RELAXED.findall(ptx)))),
         drops_nan=len(_DROPS_NAN.findall(ptx)),
         contracted=len(_CONTRACTED.findall(ptx)),
-        along_rows=tuple(_along_rows(asm["ttgir"])),
+        along_rows=tuple(_along_rows(cast("str", asm["ttgir"]))),
+        binary=cast("bytes", asm["cubin"]),
     )
+
+
+def global_accesses(binary: bytes) -> list[str]:
+    """Loads (LDG) and stores (STG) of global memory in the order in which the GPU's instructions have them."""
+    import triton
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        listing = subprocess.run(
+            [triton.knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    return re.findall(r"\b(?:LDG|STG)\.[\w.]+", listing)
 
 
 # many kernels

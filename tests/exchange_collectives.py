@@ -39,8 +39,8 @@ ROUNDS = 2
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 TYPES = (*SUMMED, torch.uint8, torch.int64)
 SHAPES = ((16,), (20_000,), (3, 8_208), (40, 1_040), (5, 3, 7, 32), (2, 64, 4, 128))
-FEW = ((16,), (9_216,), (3, 2_112), (3, 2, 5, 16))
-"""Under Triton's interpreter, where a turn takes milliseconds."""
+FEW = ((16,), (9_216,), (2, 12_288), (3, 2_112), (3, 2, 5, 16))
+"""Under Triton's interpreter, where a turn takes milliseconds; the third one is whole chunks."""
 LARGE = ((1 << 20,), ((1 << 23) + 48,), (17, 70_000), (2, 2048, 16, 128), (1 << 24,))
 """The same on GPUs of their own."""
 

@@ -52,7 +52,7 @@ class Collective:
     dtype: of the elements; of what is not added up, whose bits are moved, integers.  chunk: its bytes.
     device: for which GPU it is.
     exchange: which ranks, how many programs share the chunks, and whether those that start claim their numbers.
-    is_flat: is all that a rank gives, or has of one peer, one run of memory?
+    is_flat: is all that a rank gives, or has of one peer, one run of memory?  is_whole: is it whole chunks?
     """
 
     kind: Kind
@@ -61,6 +61,7 @@ class Collective:
     device: Device
     exchange: RankExchange
     is_flat: bool = True
+    is_whole: bool = False
 
     @property
     def unit(self) -> int:
@@ -174,15 +175,15 @@ def _turn(made: Collective, *, interpret: bool) -> list[Statement]:
         "epoch = (epoch + 1) & 0x7FFFFFFF",
         f"lane = {lane}" if peers == 1 else f"lane = ({lane}) * {peers}",
         f"slot = lane.to(tl.int64) * {_slot_elements(made)}",
-        "is_sent = mask & (late == 0)",
         *([] if made.has_pieces else [own]),
     ]
+    is_sent = "late == 0" if made.is_whole else "mask & (late == 0)"
     for j in range(1, ranks):  # this rank is at distance ranks - j of that one
         sent = _given(made, f"(rank + {j}) % {ranks}") if made.has_pieces else "mine"
-        lines.append(f"tl.store({_slot_of(made, f'peer_{j}_slots', peers - j)}, {sent}, mask=is_sent)")
+        lines.append(f"tl.store({_slot_of(made, f'peer_{j}_slots', peers - j)}, {sent}, mask={is_sent})")
     lines.append(f"post_{peers}({', '.join(flags)}, tl.where(late == 0, epoch, {GONE}))")
     lines += [own] if made.has_pieces else []
-    lines += [] if made.is_summed else [f"tl.store({_taken(made, 'rank')}, mine, mask=mask)"]
+    lines += [] if made.is_summed else [_stored(made, "rank", "mine")]
     waited = ", ".join([*own_flags, "epoch", "block", "limit", "report", "names_ptr"])
     lines.append(f"late = late | await_{peers}({waited})")
     return lines + (_summed(made, interpret=interpret) if made.is_summed else _placed(made))
@@ -194,13 +195,13 @@ def _places(made: Collective) -> list[Statement]:
     if made.is_flat:
         return [
             f"start = block.to(tl.int64) * {units}",
-            "mask = (start + units < count) & (within >= 0)",
+            *([] if made.is_whole else ["mask = (start + units < count) & (within >= 0)"]),
             f"given = given_ptr + start * {unit}",
             f"taken = taken_ptr + start * {unit}",
         ]
     return [
         f"index = block * {units} + units",
-        "mask = (index < count) & (within >= 0)",
+        *([] if made.is_whole else ["mask = (index < count) & (within >= 0)"]),
         "strip = index // run.to(tl.int32)",
         "outer = strip // inner.to(tl.int32)",
         "at = (index - strip * run.to(tl.int32)).to(tl.int64)",
@@ -210,10 +211,24 @@ def _places(made: Collective) -> list[Statement]:
     ]
 
 
+def _masked(made: Collective) -> str:
+    """Text of the argument by which an access leaves out what a chunk has not.
+
+    With a condition for each access, a gather of 16 MB between two H200s took 74 us where 61 stand, one of 64 MB 244
+    where 207 do.
+    """
+    return "" if made.is_whole else ", mask=mask"
+
+
 def _given(made: Collective, rank: str) -> str:
     """Text of this rank's chunk for ``rank``."""
     piece = f" + {rank} * given_peer * {made.unit}" if made.has_pieces else ""
-    return f"tl.load(given{piece} + {'lanes' if made.is_flat else 'within'}, mask=mask)"
+    return f"tl.load(given{piece} + {'lanes' if made.is_flat else 'within'}{_masked(made)})"
+
+
+def _stored(made: Collective, rank: str, text: str) -> str:
+    """The line that stores ``text`` where what ``rank`` has given belongs."""
+    return f"tl.store({_taken(made, rank)}, {text}{_masked(made)})"
 
 
 def _taken(made: Collective, rank: str) -> str:
@@ -233,15 +248,14 @@ def _slot_elements(made: Collective) -> int:
 
 def _arrived(made: Collective, j: int) -> str:
     """Text of what has arrived of the rank at distance ``j``."""
-    return f'tl.load({_slot_of(made, "own_slots", j - 1)}, mask=mask, cache_modifier=".cg")'
+    return f'tl.load({_slot_of(made, "own_slots", j - 1)}{_masked(made)}, cache_modifier=".cg")'
 
 
 def _placed(made: Collective) -> list[Statement]:
     """What has arrived, where it belongs; where some rank has not come, all ones, which are NaN in floating types."""
     ranks = made.exchange.ranks
     lines: list[Statement] = [f"arrived_{j} = tl.where(late == 0, {_arrived(made, j)}, -1)" for j in range(1, ranks)]
-    places = [_taken(made, f"(rank + {j}) % {ranks}") for j in range(1, ranks)]
-    return lines + [f"tl.store({place}, arrived_{j}, mask=mask)" for j, place in enumerate(places, 1)]
+    return lines + [_stored(made, f"(rank + {j}) % {ranks}", f"arrived_{j}") for j in range(1, ranks)]
 
 
 def _summed(made: Collective, *, interpret: bool) -> list[Statement]:
@@ -252,13 +266,13 @@ def _summed(made: Collective, *, interpret: bool) -> list[Statement]:
         lines += [f"arrived_1 = {_arrived(made, 1)}.to(tl.float32)", "total = mine + arrived_1"]
     for k in range(ranks) if ranks > 2 else ():  # the place of this rank itself is another's, whose value is not taken
         place = f"({k} - rank + {ranks - 1}) % {ranks} % {ranks - 1} * {_slot_elements(made)}"
-        lines.append(f'of_{k} = tl.load(own_slots + slot + {place} + lanes, mask=mask, cache_modifier=".cg")')
+        lines.append(f'of_{k} = tl.load(own_slots + slot + {place} + lanes{_masked(made)}, cache_modifier=".cg")')
         lines.append(f"of_{k} = tl.where(rank == {k}, mine, of_{k}.to(tl.float32))")
         lines.append(f"total = of_{k}" if k == 0 else f"total = total + of_{k}")
     lines.append('total = tl.where(late == 0, total, float("nan"))')
     is_narrow = made.dtype.is_low_precision
     result = narrow.rounded("total", made.dtype, interpret=interpret) if is_narrow else "total"
-    return [*lines, f"tl.store({_taken(made, '')}, {result}.to({element}), mask=mask)"]
+    return [*lines, _stored(made, "", f"{result}.to({element})")]
 
 
 def shared_programs(device: Device) -> int:

@@ -159,7 +159,8 @@ def _issue(
     chunk, free = chosen_chunk(size, ranks, here), free_multiprocessors(here.multiprocessors)
     # small ones have a program for each chunk, on multiprocessors of their own
     exchange = exchange_of(team.ranks, here, is_claimed=size > chunk * free)
-    is_interpreted, made = device.type != "cuda", Collective(kind, carried, chunk, here, exchange, units.is_flat)
+    is_interpreted, is_whole = device.type != "cuda", size % chunk == 0
+    made = Collective(kind, carried, chunk, here, exchange, units.is_flat, is_whole)
     source = collective_source(made, units, interpret=is_interpreted)
     kernel = Kernel(source, read_cache_directory(), interpret=is_interpreted)
     region = _agreed(found, team, device, kernel, exchange)
