@@ -21,7 +21,7 @@ from ..ir.op import Broadcast, Expand, Pointwise, Squeeze, is_reduction
 from ..ir.scalar import Scalar
 from .sharding import reduced_axes
 
-_EXP, SUB, _DIV = Pointwise("exp"), Pointwise("sub"), Pointwise("div")
+EXP, SUB, _DIV = Pointwise("exp"), Pointwise("sub"), Pointwise("div")
 _WHERE, _EQ, _MUL = Pointwise("where"), Pointwise("eq"), Pointwise("mul")
 _SQUARES = (Pointwise("square"), Pointwise("mul"))
 
@@ -51,7 +51,7 @@ def sums_weighted(third: Expr, second: Expr, maker: Mapping[BoundTensor, Expr]) 
         return False
     (weight,), chosen = second.tensors, maker.get(third.tensors[0])
     made = maker.get(weight)
-    if made is None or made.op != _EXP or chosen is None or chosen.op != _WHERE or len(chosen.tensors) != 2:
+    if made is None or made.op != EXP or chosen is None or chosen.op != _WHERE or len(chosen.tensors) != 2:
         return False
     test, product = (maker.get(t) for t in chosen.tensors)
     is_none = test is not None and test.op == _EQ and test.tensors == (weight,) and _is(test.inputs[1], 0)
@@ -68,13 +68,13 @@ def _distances(second: Expr, maker: Mapping[BoundTensor, Expr]) -> _Distances | 
     if not is_reduction(second.op, "sum"):
         return None
     terms = maker.get(second.tensors[0])
-    if terms is None or terms.op not in (*_SQUARES, _EXP) or len(dict.fromkeys(terms.inputs)) != 1:
+    if terms is None or terms.op not in (*_SQUARES, EXP) or len(dict.fromkeys(terms.inputs)) != 1:
         return None
     apart = maker.get(terms.tensors[0])
     if apart is None or apart.op != SUB or len(apart.tensors) != 2:
         return None
     x, centre = apart.tensors
-    return x, centre, None if terms.op == _EXP else prod(extent(axis) for axis in reduced_axes(second))
+    return x, centre, None if terms.op == EXP else prod(extent(axis) for axis in reduced_axes(second))
 
 
 def _checked(first: Expr | None, second: Expr, found: _Distances) -> Expr | None:

@@ -28,9 +28,10 @@ from .tile import Chunk, Tile
 
 
 def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
-    """Emit the sum of the row in ``chunks``, or of the columns of a tile; its text."""
+    """Emit the sum of the row in ``chunks``, or of the rows or columns of a tile; its text."""
     warps, parts = e.schedule.launch.warps, e.tile.parts
-    assert not (e.tile.x_lanes and e.space.is_inner), "a row is added up in pairs by itself"
+    is_of_rows = e.tile.x_lanes and e.space.is_inner
+    assert not is_of_rows or len(chunks) == parts, "rows of a tile are one chunk, of each part"
     held: list[str] = []
     for k in range(0, len(chunks), parts):
         name, n = f"{expr.output}_acc{k // parts or ''}", chunks[k].block
@@ -40,8 +41,9 @@ def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
             e.use("branches_in_pairs")
             text = f"branches_in_pairs({text}, {_levels(n // warps)})"
         else:
-            e.use("sum_columns_in_pairs")
-            text = f"sum_columns_in_pairs({text}, {_levels(n)})"
+            function = "sum_rows_in_pairs" if is_of_rows else "sum_columns_in_pairs"
+            e.use(*(["either"] if is_of_rows else []), function)
+            text = f"{function}({text}, {_levels(n)})"
         e.out.line(f"{name} = {text}")
         held.append(name)
     if e.tile.x_lanes:

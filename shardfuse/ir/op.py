@@ -29,9 +29,14 @@ MoveKind = Literal["send", "broadcast", "scatter", "gather"]
 
 @dataclass(frozen=True)
 class Pointwise(BaseOp):
-    """An entry of the table of pointwise ops (``ops/table.py``), of tensors and numbers."""
+    """An entry of the table of pointwise ops (``ops/table.py``), of tensors and numbers.
+
+    is_rough: may the result be off by 1e-6 of itself, as a whole fusion has it that promises the same bits on any
+    number of ranks (``passes/roughness.py``)?  Of any other fusion each kernel says so.
+    """
 
     name: str
+    is_rough: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,3 +38,22 @@ def sum_columns_in_pairs(x, levels: tl.constexpr):
     for _ in tl.static_range(levels):
         x = tl.sum(tl.reshape(x, [x.shape[0] // 2, 2, x.shape[1]]), axis=1)
     return tl.sum(x, axis=0)
+
+
+@triton.jit
+def either(a, b):
+    """Of two that are the same."""
+    return a
+
+
+# What is left of a row goes back to all of its lanes, step by step, in the layout that each step had. Else Triton would
+# compute what is made of it, whole rows, in the layout of what is left, in which every thread has all of a row.
+@triton.jit
+def sum_rows_in_pairs(x, levels: tl.constexpr):
+    """Of each row of ``x`` [rows, 2 ** levels]."""
+    rows: tl.constexpr = x.shape[0]
+    for _ in tl.static_range(levels):
+        x = tl.sum(tl.reshape(x, [rows, x.shape[1] // 2, 2]), axis=2)
+    for _ in tl.static_range(levels):
+        x = tl.reshape(tl.broadcast_to(x[:, :, None], [rows, x.shape[1], 2]), [rows, 2 * x.shape[1]])
+    return tl.reduce(x, 1, either)

@@ -111,15 +111,14 @@ def by_one_program(space: Features) -> Schedule:
 
 
 def _in_one_piece(space: Features) -> Schedule:
-    """A row, or columns, in chunks of all the lanes that a part of their runs takes.
+    """Rows, or columns, in chunks of all the lanes that a part of their runs takes.
 
-    A row by itself: of two of them side by side a thread has elements in such places that Triton 3.6 and 3.7 bring them
-    together through shared memory for each step, with up to 46 KB of spills (LayerNorm's gradient of rows of 768).
+    Rows that one warp or two add up are held by programs of four warps, as long as those are as many as
+    multiprocessors: a multiprocessor has no more than 32 programs at a time.  8192 rows of 768 elements, bfloat16, took
+    1.32 x (RMSNorm) and 1.24 x (LayerNorm) their time without a promise with a program for each row, of one warp; 2048
+    of them 1.42 and 1.35 x, and with two warps 1.27 and 1.12 x.
     Columns are lines of memory, unless they are so long that shared memory, through which threads add them up, would
     not hold them.
-
-    RMSNorm and LayerNorm of 2048 x 768, bfloat16, took 1.27 and 1.12 x their time without a promise on an H200 by two
-    warps a row, by one 1.42 and 1.35; LayerNorm of 8192 rows 1.24 and 1.05.
     """
     n, each, device = space.row_lanes, space.tuned.invariant_rows.each, space.device
     held = n * space.row_parts
@@ -127,11 +126,30 @@ def _in_one_piece(space: Features) -> Schedule:
         warps = power_of_two_within(max(held // (each * WARP), 1))
         if 2 * space.kept * warps <= device.multiprocessors * device.warps:  # half of the machine would idle
             warps *= 2
-        return in_branches(Schedule(Tile(1, n), launch=Launch(min(warps, WIDEST_WARPS))), space)
+        row = in_branches(Schedule(Tile(1, n), launch=Launch(min(warps, WIDEST_WARPS))), space)
+        return _side_by_side(row, space)
     most = power_of_two_within(device.shared_bytes // REGISTER_BYTES) // n
     kept = max(power_of_two_within(each * WARP * WARPS // held), min(LINE_BYTES // space.narrowest, most), 1)
     warps = power_of_two_within(max(kept * n // (each * WARP), WARPS))
     return Schedule(Tile(kept, n), launch=Launch(min(warps, WIDEST_WARPS)))
+
+
+def _side_by_side(row: Schedule, space: Features) -> Schedule:
+    """Rows like ``row``, of one chunk, so many that each of four warps has one, and a thread one load of the widest of
+    each part; fewer where multiprocessors would have none.
+
+    Lanes of padded runs load element by element.  Long rows of them are faster alone, the more so the more elements a
+    lane has: RMSNorm of 8192 x 1000 took 12.5 us by one warp a row, 14.8 by two, 17.8 by one with four rows in a
+    program; 7.5 without a promise.
+    """
+    warps = row.launch.warps
+    if space.is_padded and row.reduced > space.tuned.invariant_rows.each * WARP:
+        return replace(row, launch=Launch(max(warps // 2, 1))) if warps < WARPS else row
+    if warps >= WARPS or row.reduced != space.row_lanes:
+        return row
+    kept = max(WARPS, power_of_two_within(max(WARPS * WARP * space.width // row.reduced, 1)))
+    kept = min(kept, power_of_two_within(max(space.kept // space.device.multiprocessors, 1)))
+    return row if kept == 1 else replace(row.sized(kept=kept), launch=Launch(WARPS))
 
 
 def in_branches(schedule: Schedule, space: Features) -> Schedule:
@@ -352,6 +370,13 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 def _check_pairs(space: Features, schedule: Schedule) -> None:
     """Raise ScheduleError where a program would not have the branches of the tree that sums in pairs are."""
     is_branch = schedule.reduced == space.as_branch(schedule.reduced)
-    is_shared = schedule.members or schedule.parts > 1 or (space.is_inner and schedule.kept > 1)
-    if is_shared or schedule.is_aligned_down or not schedule.is_held or not is_branch:
+    is_cut = space.is_inner and schedule.kept > 1 and schedule.reduced != space.row_lanes
+    if (
+        schedule.members
+        or schedule.parts > 1
+        or is_cut
+        or schedule.is_aligned_down
+        or not schedule.is_held
+        or not is_branch
+    ):
         raise ScheduleError(f"{schedule}: sums in pairs are of a row of {space.row_lanes} lanes that one program holds")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from ..analysis.paired_reductions import SUB, first_of, made_by
+from ..analysis.paired_reductions import EXP, SUB, first_of, made_by
 from ..ir.digits import root_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
@@ -22,16 +22,39 @@ _ADD, _DIV, _ERF, _MUL, _NEG = map(Pointwise, ("add", "div", "erf", "mul", "neg"
 def may_be_rough(segment: Segment, expr: Expr) -> bool:
     """Is it invisible in the results whether ``expr`` is right to 1e-7 or to 1e-6?
 
+    Of a fusion that promises the same bits on any number of ranks it is said of the whole of it: what is made of the
+    result may be in another kernel where there are other ranks.
+    """
+    if any("ranks" in root_of(d).invariant for axis in expr.output.domain.logical for d in axis):
+        return isinstance(expr.op, Pointwise) and expr.op.is_rough
+    return is_lost(segment, expr)
+
+
+def is_lost(segment: Segment, expr: Expr) -> bool:
+    """Is an error of 1e-6 of what ``expr`` gives lost in the rounding of all that ``segment`` makes of it?
+
     A quotient is a product with the reciprocal then, which must be a normal number: of a sum of exponentials, 1 and
     more, or of a scale, which is no less than a number that is written down.
     An error function is right to 1e-7 then, but not to 1e-7 of itself: no more than that is left of it beside 1.
     """
-    if any("ranks" in root_of(d).invariant for axis in expr.output.domain.logical for d in axis):
-        return False  # what is made of it may be in another kernel where there are other ranks
     if expr.op == _ERF:
         return _is_only_added_to_one(segment, expr.output)
     is_fit = expr.op != _DIV or _divides_by_exponentials(segment, expr) or _divides_by_scale(segment, expr)
     return is_fit and expr.output in ends_narrow(segment)
+
+
+def is_of_statistic(segment: Segment, expr: Expr) -> bool:
+    """Is ``expr`` the exponential of the distance to the largest of a row, which the sum over that row reads?
+
+    As the statistics of a softmax have it (``codegen/running_statistics.py``), it is right to 1e-6 there.  What else
+    reads it must lose that error too.
+    """
+    readers = segment.readers(expr.output)
+    sums = [e for e in readers if is_reduction(e.op, "sum") and first_of(e, segment.maker) is not None]
+    if expr.op != EXP or not sums or expr.output in segment.outputs:
+        return False
+    narrow = ends_narrow(segment)
+    return all(e in sums or (_keeps_error(segment, e) and e.output in narrow) for e in readers)
 
 
 def _is_only_added_to_one(segment: Segment, tensor: BoundTensor) -> bool:
