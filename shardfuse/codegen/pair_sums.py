@@ -48,8 +48,12 @@ def in_pairs(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> str:
         held.append(name)
     if e.tile.x_lanes:
         return _joined(e, held, accumulator(expr).combined)
+    ends = min(chunks[0].block, warps)
+    if isinstance(e, Packed) and len(held) == 2:
+        e.use("both", "sum_both_in_pairs")
+        return f"sum_both_in_pairs({', '.join(held)}, {_levels(ends)})"
     e.use("behind", "sum_in_pairs")
-    ends = len(held) * min(chunks[0].block, warps)
+    ends *= len(held)
     return f"sum_in_pairs({_joined(e, held, lambda a, b: f'behind({a}, {b})')}, {_levels(ends)})"
 
 

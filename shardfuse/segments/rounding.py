@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from ..analysis.paired_reductions import EXP, SUB, first_of, made_by
+from ..analysis.paired_reductions import EXP, SUB, first_of, guarded_first_of, made_by
 from ..ir.digits import root_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
@@ -27,7 +27,7 @@ def may_be_rough(segment: Segment, expr: Expr) -> bool:
     """
     if any("ranks" in root_of(d).invariant for axis in expr.output.domain.logical for d in axis):
         return isinstance(expr.op, Pointwise) and expr.op.is_rough
-    return is_lost(segment, expr)
+    return is_lost(segment, expr) or is_of_statistic(segment, expr)
 
 
 def is_lost(segment: Segment, expr: Expr) -> bool:
@@ -50,11 +50,15 @@ def is_of_statistic(segment: Segment, expr: Expr) -> bool:
     reads it must lose that error too.
     """
     readers = segment.readers(expr.output)
-    sums = [e for e in readers if is_reduction(e.op, "sum") and first_of(e, segment.maker) is not None]
+    sums = [e for e in readers if is_reduction(e.op, "sum") and _is_beside_largest(e, segment.maker)]
     if expr.op != EXP or not sums or expr.output in segment.outputs:
         return False
     narrow = ends_narrow(segment)
     return all(e in sums or (_keeps_error(segment, e) and e.output in narrow) for e in readers)
+
+
+def _is_beside_largest(total: Expr, maker: Mapping[BoundTensor, Expr]) -> bool:
+    return first_of(total, maker) is not None or guarded_first_of(total, maker) is not None
 
 
 def _is_only_added_to_one(segment: Segment, tensor: BoundTensor) -> bool:
