@@ -3,6 +3,8 @@ that the bias has along that dim may be this rank's, or the same on all ranks.""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from dtensor_cases import distribute, make_mesh, numbers
@@ -13,6 +15,7 @@ from torch_answers import assert_beside
 
 from shardfuse import DeviceMesh, nn
 from shardfuse.errors import ModuleInputError, PlacementError
+from shardfuse.nn import functional
 from shardfuse.nn.library import module_of
 from shardfuse.nn.mask_placement import with_mask
 
@@ -176,3 +179,11 @@ def test_a_module_that_was_pickled_before_it_had_a_mask() -> None:
     again = nn.Softmax.__new__(nn.Softmax)
     again.__setstate__(state)
     assert torch.equal(again(torch.ones(2, 3)), module(torch.ones(2, 3)))
+
+
+@pytest.mark.parametrize("function", [functional.softmax, functional.log_softmax])
+def test_a_bias_beside_rows_of_no_element_has_a_gradient_of_zeros(function: Callable[..., torch.Tensor]) -> None:
+    x, bias = torch.randn(0, 2, requires_grad=True), torch.zeros(2, requires_grad=True)
+    function(x, 0, mask=bias).sum().backward()
+    assert bias.grad is not None
+    assert torch.equal(bias.grad, torch.zeros(2))

@@ -65,8 +65,14 @@ def test_a_mask_of_one_row() -> None:
         assert_beside(learned.grad.full_tensor(), beside.grad, "the mask's gradient")
         replicated = distribute(bias, torch_mesh, [R]).requires_grad_()
         for rows in (1, 3):  # of which one rank has a row, or none: both refuse it
-            with pytest.raises(ModuleInputError, match="a gradient that is wanted"):
+            with pytest.raises(ModuleInputError, match="a gradient that is wanted.*expand it and place it as x is"):
                 module(distribute(x[:rows], torch_mesh, [S0]), replicated)
+        given = distribute(x, torch_mesh, [S0])
+        beside_all = bias.clone().requires_grad_()
+        (x + beside_all).softmax(-1).square().sum().backward()
+        placed_as_x = replicated.expand(x.shape).redistribute(placements=given.placements)
+        module(given, placed_as_x).square().sum().full_tensor().backward()
+        assert_beside(replicated.grad.full_tensor(), beside_all.grad, "the gradient of what was expanded")
 
     run_ranks(2, run)
 

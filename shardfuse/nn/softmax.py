@@ -103,6 +103,8 @@ class _Softmax(TwinnedModule):
             return self._forward(x[None], mask_of_row, unsharded=None)[0]
         if x.numel() == 0 and self._is_of_nothing(x, unsharded):
             self._check(x, mask)
+            if mask is not None and _learns(mask):  # whose gradient is zeros, not none
+                x = x + mask.to(x.dtype)
             return torch.log_softmax(x, self.dim) if self._is_log else torch.softmax(x, self.dim)
         if mask is None:
             return self.run((x,), unsharded)[0]
@@ -171,8 +173,9 @@ class _Softmax(TwinnedModule):
         return _learns(mask) and any(x.shape[d] != 1 or d in pieces for d in ones)
 
     def _refuse_gradient(self) -> Never:
-        found, expected = "a gradient that is wanted", "none of a mask of one element along a dim in shards"
-        advice = "pass mask.detach(), or a mask as long as x"
+        found = "one element along a dim of which shards differ in size, and a gradient that is wanted"
+        advice = "expand it and place it as x is, or pass mask.detach() where it learns nothing"
+        expected = "a mask as long as x along that dim"
         raise ModuleInputError(type(self).__name__, "mask", found, expected, advice)
 
     def _is_of_nothing(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> bool:

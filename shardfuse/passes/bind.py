@@ -183,11 +183,7 @@ class _Binder:
         on every rank.
         """
         for _ in range(len(columns) + 1):
-            before: list[BoundTensor] = []
-            while before != operands:  # a relabel anew: all of its axes are to meet
-                before = list(operands)
-                for name, places in columns.items():
-                    self.meet(op, operands, places, is_contracted=name in contracted)
+            self.settle(op, operands, columns, contracted)
             found = {
                 name: max((operands[j].domain.logical[at] for j, at in places), key=breadth, default=())
                 for name, places in columns.items()
@@ -198,6 +194,26 @@ class _Binder:
             for k in again:
                 operands[k] = self.relabel(operands[k])
         raise AssertionError(f"{op} of {operands} holds an index twice")
+
+    def settle(
+        self, op: str, operands: list[BoundTensor], columns: Mapping[str, Sequence[tuple[int, int]]],
+        contracted: Collection[str],
+    ) -> None:  # fmt: skip
+        """Have all axes of each column meet.
+
+        An operand that is relabelled is to meet anew.  Where that goes round in a circle, two others have one index
+        along different columns, as ``x`` and ``x[:, None]`` have beside their sum: then each has indices of its own.
+        """
+        for are_apart in (False, True):
+            if are_apart:
+                operands[:] = map(self.relabel, operands)
+            for _ in range(2 * len(operands) + 1):
+                before = list(operands)
+                for name, places in columns.items():
+                    self.meet(op, operands, places, is_contracted=name in contracted)
+                if before == operands:
+                    return
+        raise AssertionError(f"{op} of {operands} does not settle")
 
     def meet(
         self, op: str, operands: list[BoundTensor], places: Sequence[tuple[int, int]], *, is_contracted: bool = False

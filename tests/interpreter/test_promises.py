@@ -222,6 +222,10 @@ def by_pairs(x: torch.Tensor) -> torch.Tensor:
         (3, 11008),
         (2, 14336),
         (2, 20000),
+        (600, 64),
+        (601, 96),
+        (536, 48),
+        (540, 768),
     ],
 )
 def test_neighbours_are_added_first_in_every_form_of_a_kernel(rows: int, n: int, is_turned: bool) -> None:

@@ -1,0 +1,84 @@
+"""Which kernels take exponentials and quotients that are right to 1e-6, and that ranks decide it alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_promised_shapes import on_ranks
+
+from benchmarks.sm90 import sources_of
+from shardfuse import DataType, FusionDefinition
+from shardfuse.frontend.exchanges import collectives
+from shardfuse.frontend.promise_arguments import Invariant
+from shardfuse.in_kernel import with_exchanges
+from shardfuse.ir.op import Pointwise
+from shardfuse.ir.tensor_view import TensorView
+
+ROUGH, EXACT = "power_of_two(T", "libdevice.exp("
+
+
+def softmax(fd: FusionDefinition, x: TensorView, dtype: DataType) -> None:
+    wide = fd.ops.cast(x, dtype=DataType.Float)
+    e = fd.ops.exp(fd.ops.sub(wide, fd.ops.max(wide, [1], keepdim=True)))
+    fd.add_output(fd.ops.cast(fd.ops.div(e, fd.ops.sum(e, [1], keepdim=True)), dtype=dtype))
+
+
+def log_sum(fd: FusionDefinition, x: TensorView, dtype: DataType) -> None:
+    wide = fd.ops.cast(x, dtype=DataType.Float)
+    top = fd.ops.max(wide, [1], keepdim=True)
+    total = fd.ops.sum(fd.ops.exp(fd.ops.sub(wide, top)), [1], keepdim=True)
+    fd.add_output(fd.ops.cast(fd.ops.sub(fd.ops.sub(wide, top), fd.ops.log(total)), dtype=dtype))
+
+
+def other_centre(fd: FusionDefinition, x: TensorView, dtype: DataType) -> None:
+    """Exponentials that are no statistic: they may be large, and what is summed is no softmax."""
+    wide = fd.ops.cast(x, dtype=DataType.Float)
+    e = fd.ops.exp(fd.ops.sub(wide, fd.ops.min(wide, [1], keepdim=True)))
+    fd.add_output(fd.ops.cast(fd.ops.sum(e, [1]), dtype=dtype))
+
+
+BUILDS = {"softmax": softmax, "log_sum": log_sum, "other_centre": other_centre}
+
+
+def text_of(name: str, dtype: DataType, invariant: Invariant | None, n: int = 1000) -> str:
+    with FusionDefinition(invariant=invariant) as fd:
+        x = fd.define_tensor([-1, n], contiguity=True, dtype=DataType.BFloat16)
+        BUILDS[name](fd, x, dtype)
+    (x,) = fd.fec.tensors()
+    sample = torch.empty((600, n), dtype=torch.bfloat16, device="meta")
+    return "".join(s.text for s in sources_of(fd.fec.plan({x: (600, n)}), [sample]))
+
+
+@pytest.mark.parametrize("invariant", [None, "ranks"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "is_rough", "is_exact"),
+    [
+        ("softmax", DataType.BFloat16, True, False),
+        ("softmax", DataType.Float, False, True),  # the result is the exponential, divided
+        ("log_sum", DataType.BFloat16, True, False),
+        ("log_sum", DataType.Float, True, False),  # of a sum, as softmaxes' statistics are everywhere
+        ("other_centre", DataType.Float, False, True),
+        ("other_centre", DataType.BFloat16, False, True),
+    ],
+)
+def test_exponentials_are_rough_where_no_result_shows_it(
+    name: str, dtype: DataType, is_rough: bool, is_exact: bool, invariant: Invariant | None
+) -> None:
+    text = text_of(name, dtype, invariant)
+    assert (ROUGH in text, EXACT in text) == (is_rough, is_exact), text
+
+
+@pytest.mark.parametrize("dtype", [DataType.BFloat16, DataType.Float])
+@pytest.mark.parametrize("name", BUILDS)
+def test_ranks_decide_it_alike(name: str, dtype: DataType) -> None:
+    """Of the same ops, whichever kernels they are in, with a collective between them or an exchange inside of one."""
+    n, found = 4096, set[tuple[str, ...]]()
+    for ranks in (1, 2, 4):
+        fd = on_ranks(lambda fd, x: BUILDS[name](fd, x, dtype), n, ranks, 1)
+        (x,) = fd.fec.tensors()
+        plan = fd.fec.plan({x: (512, n)})
+        for made in (plan, *([with_exchanges(plan)] if collectives(plan) else [])):
+            exprs = [e for s in made.segments for e in s.segment.exprs]
+            ops = [e.op for e in exprs if isinstance(e.op, Pointwise) and e.op.name in ("exp", "div")]
+            found.add(tuple(dict.fromkeys(f"{op.name} {op.is_rough}" for op in ops)))
+    assert len(found) == 1, found
