@@ -65,7 +65,7 @@ def test_a_mask_of_one_row() -> None:
         assert_beside(learned.grad.full_tensor(), beside.grad, "the mask's gradient")
         replicated = distribute(bias, torch_mesh, [R]).requires_grad_()
         for rows in (1, 3):  # of which one rank has a row, or none: both refuse it
-            with pytest.raises(ModuleInputError, match="a gradient that is wanted.*expand it and place it as x is"):
+            with pytest.raises(ModuleInputError, match=r"a gradient that is wanted.*expand it and place it as x is"):
                 module(distribute(x[:rows], torch_mesh, [S0]), replicated)
         given = distribute(x, torch_mesh, [S0])
         beside_all = bias.clone().requires_grad_()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.expr import BoundFusion, BoundTensor, Expr
+from ..ir.expr import BoundFusion, Expr
 from ..ir.op import Pointwise
 from ..ops.table import POINTWISE
 from ..segments.rounding import is_lost, is_of_statistic
@@ -19,7 +19,7 @@ from ..segments.segment import Segment
 def let_be_rough(fusion: BoundFusion) -> None:
     """Mark the pointwise ops whose text may be the rough one."""
     if fusion.promises.ranks:
-        whole = Segment.of(fusion.exprs, [t for t in fusion.outputs if isinstance(t, BoundTensor)])
+        whole = Segment.of(fusion.exprs, fusion.outputs)
         fusion.exprs = [_marked(whole, expr) for expr in fusion.exprs]
 
 
