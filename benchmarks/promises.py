@@ -27,9 +27,9 @@ ROWS = (1, 8, 64, 512, 2048, 8192)
 WIDTHS = {"cross_entropy": (32000, 128256), "softmax": (1024, 4096, 16384, 65536)}
 """Lengths of rows of some cases."""
 OTHER_WIDTHS = (1024, 4096, 8192)
-RANKS_WIDTHS = {"cross_entropy": (4096, 32000), "softmax": (768, 4096, 5120, 16384)}
-OTHER_RANKS_WIDTHS = (768, 4096, 5120, 8192)
-"""The same of ``promises_ranks``: of powers of two, and not."""
+RANKS_WIDTHS = {"cross_entropy": (4096, 32000), "softmax": (128, 768, 4096, 5120, 16384)}
+OTHER_RANKS_WIDTHS = (128, 768, 4096, 5120, 8192)
+"""The same of ``promises_ranks``: of powers of two, and not; the shortest have several rows in a program."""
 ELEMENTS = 1 << 29
 """Of a tensor at the most."""
 Build = Callable[[FusionDefinition, int, DataType], None]

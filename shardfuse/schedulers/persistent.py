@@ -117,8 +117,8 @@ def _in_one_piece(space: Features) -> Schedule:
     multiprocessors: a multiprocessor has no more than 32 programs at a time.  8192 rows of 768 elements, bfloat16, took
     1.32 x (RMSNorm) and 1.24 x (LayerNorm) their time without a promise with a program for each row, of one warp; 2048
     of them 1.42 and 1.35 x, and with two warps 1.27 and 1.12 x.
-    Columns are lines of memory, unless they are so long that shared memory, through which threads add them up, would
-    not hold them.
+    Columns are lines of memory at the least, more where multiprocessors have them all the same; unless they are so long
+    that shared memory, through which threads add them up, would not hold them.
     """
     n, each, device = space.row_lanes, space.tuned.invariant_rows.each, space.device
     held = n * space.row_parts
@@ -129,7 +129,9 @@ def _in_one_piece(space: Features) -> Schedule:
         row = in_branches(Schedule(Tile(1, n), launch=Launch(min(warps, WIDEST_WARPS))), space)
         return _side_by_side(row, space)
     most = power_of_two_within(device.shared_bytes // REGISTER_BYTES) // n
-    kept = max(power_of_two_within(each * WARP * WARPS // held), min(LINE_BYTES // space.narrowest, most), 1)
+    line = max(min(LINE_BYTES // space.narrowest, most), 1)
+    shared_out = power_of_two_within(max(space.kept // device.multiprocessors, 1))
+    kept = max(min(power_of_two_within(max(each * WARP * WARPS // held, 1)), shared_out), line)
     warps = power_of_two_within(max(kept * n // (each * WARP), WARPS))
     return Schedule(Tile(kept, n), launch=Launch(min(warps, WIDEST_WARPS)))
 
