@@ -183,7 +183,7 @@ def test_ways(way: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES.keys() - {"RotaryEmbedding"})  # which is linear: the gradient is a constant
 def test_double_backward_is_refused(name: str) -> None:
-    assert differentiated_twice(trial_of(name)) == TWICE
+    assert TWICE.fullmatch(differentiated_twice(trial_of(name)))
 
 
 def test_the_page_shows_the_table() -> None:

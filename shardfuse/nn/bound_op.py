@@ -57,7 +57,7 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
                 made = bound.gradients(timer, gradients, saved)
-            found = cast("Any", Once).apply(len(made), *made, *gradients[: len(bound.op.gradients)], *saved)
+            found = cast("Any", Once).apply(bound.name, len(made), *made, *gradients[: len(bound.op.gradients)], *saved)
         else:
             found = bound.gradients(timer, gradients, saved)
         return None, None, None, None, *[found[k] for k in order], *(None,) * (count - len(order))
@@ -74,10 +74,21 @@ class BoundOp:
     shaping: how what the fusions take is had of those, None for themselves.
     known: the program of the last call, by local tensors that are known again; one while no gradients are recorded, one
     while they are.  That of the last backward is found by the gradients and what was saved.
-    name: of the module, by which a profiler shows its runs.
+    name: of the module, by which a profiler shows its runs, and errors call it.
     """
 
-    __slots__ = ("_backward_known", "_is_strange", "_views", "known", "op", "runs", "shaping", "takes", "unsharded")
+    __slots__ = (
+        "_backward_known",
+        "_is_strange",
+        "_views",
+        "known",
+        "name",
+        "op",
+        "runs",
+        "shaping",
+        "takes",
+        "unsharded",
+    )
 
     def __init__(
         self,
@@ -90,7 +101,7 @@ class BoundOp:
         name: str,
     ) -> None:
         is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
-        self.op, self.takes, self.shaping = op, tuple(takes), shaping
+        self.op, self.takes, self.shaping, self.name = op, tuple(takes), shaping, f"shardfuse.nn.{name}"
         self._views = Views() if shaping is None else shaping.views(op.saved, len(op.gradients))
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)

@@ -146,7 +146,9 @@ class _Together(torch.autograd.Function):
         with torch.no_grad():
             summed = [g.clone() if torch.is_grad_enabled() or not g.is_contiguous() else g for g in given]
             cast("Any", ctx).bucket.reduce(summed)
-        found = iter(cast("Any", Once).apply(len(summed), *summed, *given) if torch.is_grad_enabled() else summed)
+        if torch.is_grad_enabled():
+            summed = cast("Any", Once).apply("bucket_gradients", len(summed), *summed, *given)
+        found = iter(summed)
         return None, *(None if g is None else next(found) for g in gradients)
 
 

@@ -141,7 +141,8 @@ class _Linear(torch.autograd.Function):
         with torch.no_grad():  # create_graph=True: gradients that are not differentiated again, and say so
             made = _gradients(ctx, gradient, x, cast_weight)
         # made of the weight, and it may be of the input: what is saved is not of the graph
-        return tuple(once(made, (gradient, x, cast_weight), ctx if all(ctx.needs_input_grad[:2]) else None))
+        node = ctx if all(ctx.needs_input_grad[:2]) else None
+        return tuple(once("shardfuse.nn.functional.linear", made, (gradient, x, cast_weight), node))
 
 
 _apply: Callable[..., Tensor] = apply_of_c(_Linear)

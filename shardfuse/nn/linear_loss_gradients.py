@@ -166,7 +166,7 @@ class _LinearLoss(torch.autograd.Function):
             factor = gradient if count is None else gradient / count.clamp(min=1)  # with no target all sums are 0
             made = [None if s is None else _scaled(s, factor, d) for s, d in zip(sums, dtypes, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True: gradients that are not differentiated again, and say so
-            made = once(made, (gradient, *given))
+            made = once("shardfuse.nn.functional.linear_cross_entropy", made, (gradient, *given))
         of_x, of_weight, of_bias = made
         return None, of_x, of_weight, None, of_bias
 

@@ -159,7 +159,7 @@ class _OfLinear(torch.autograd.Function):
                 made = _made(kept, bound, timer, gradients, [*saved])
             # what is saved of the product, and the cast weight, are not of the graph
             is_of_more = all(kept.needs_input_grad[5:7]) or _reads_product(bound, count)
-            made = once(made, (*gradients[: len(bound.op.gradients)], *saved), kept if is_of_more else None)
+            made = once(bound.name, made, (*gradients[: len(bound.op.gradients)], *saved), kept if is_of_more else None)
         else:
             made = _made(kept, bound, timer, gradients, saved)
         return None, None, None, None, None, *made, *(None,) * (count + 1 - len(bound.op.order))

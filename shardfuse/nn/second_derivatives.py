@@ -20,26 +20,28 @@ class Once(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: FunctionCtx, what: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        cast("Any", ctx).what = what
         return tuple(t.detach() for t in tensors[:count])
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise SecondDerivativeError("a module of shardfuse.nn")
+        raise SecondDerivativeError(cast("Any", ctx).what)
 
 
 def once(
-    made: Sequence[torch.Tensor | None], read: Sequence[torch.Tensor | None], node: Any = None
+    what: str, made: Sequence[torch.Tensor | None], read: Sequence[torch.Tensor | None], node: Any = None
 ) -> list[torch.Tensor | None]:
     """``made``, or None of what needs no gradient, by ``Once``, of what was ``read`` for it.
 
+    what: the module or function that they are gradients of, as an error calls it.
     node: that ``made`` are gradients of, where they depend on tensors of autograd's graph of which that has saved what
     says nothing of it, as a cast weight: they would pass as constants.
     """
     known, given = ([t for t in tensors if t is not None] for tensors in (made, read))
     if node is not None:
         given += _leaves_behind(node)
-    found = iter(cast("Any", Once).apply(len(known), *known, *given))
+    found = iter(cast("Any", Once).apply(what, len(known), *known, *given))
     return [None if t is None else next(found) for t in made]
 
 
