@@ -154,7 +154,7 @@ WAYS: dict[str, Callable[[Trial], Found]] = {
     "torch.export": exported,
     "gradient accumulation": accumulated,
 }
-TWICE = re.compile(r"shardfuse\.nn\.\w+ has no second derivative: call torch's module where create_graph=True")
+TWICE = re.compile(r"shardfuse\.nn\.[\w.]+ has no second derivative: call torch's module where create_graph=True")
 
 _DECOMPOSED = "yes, by torch's own ops, which the compiler fuses with what is around them"
 _OPAQUE = "yes, as one op of the graph each way"
