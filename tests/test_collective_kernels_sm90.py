@@ -50,8 +50,8 @@ def _source(
 def test_as_many_programs_fit_on_a_multiprocessor_as_share_the_chunks() -> None:
     """With fewer at once the last chunks wait for a second round."""
     sources = [
-        _source(kind, dtype, ranks, is_flat=is_flat, is_claimed=is_claimed, is_whole=is_claimed)
-        for kind, ranks, is_flat, is_claimed in product(KINDS, (2, 4, 5, 8), (True, False), (True, False))
+        _source(kind, dtype, ranks, is_flat=is_flat, is_claimed=is_claimed, is_whole=is_whole)
+        for kind, ranks, is_flat, is_claimed, is_whole in product(KINDS, (2, 4, 5, 8), *((True, False),) * 3)
         for dtype in (SUMMED if kind in ("reduce_scatter", "all_reduce") else (DataType.Int16, DataType.Int8))
     ]
     programs = H200.measured.collectives.programs

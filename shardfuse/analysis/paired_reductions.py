@@ -17,11 +17,11 @@ from math import inf, prod
 
 from ..ir.digits import extent
 from ..ir.expr import BoundTensor, Expr, Value
-from ..ir.op import Broadcast, Expand, Pointwise, Squeeze, is_reduction
+from ..ir.op import Broadcast, Expand, Pointwise, Squeeze, is_pointwise, is_reduction
 from ..ir.scalar import Scalar
 from .sharding import reduced_axes
 
-EXP, SUB, _DIV = Pointwise("exp"), Pointwise("sub"), Pointwise("div")
+SUB = Pointwise("sub")
 _WHERE, _EQ, _MUL = Pointwise("where"), Pointwise("eq"), Pointwise("mul")
 _SQUARES = (Pointwise("square"), Pointwise("mul"))
 
@@ -51,7 +51,13 @@ def sums_weighted(third: Expr, second: Expr, maker: Mapping[BoundTensor, Expr]) 
         return False
     (weight,), chosen = second.tensors, maker.get(third.tensors[0])
     made = maker.get(weight)
-    if made is None or made.op != EXP or chosen is None or chosen.op != _WHERE or len(chosen.tensors) != 2:
+    if (
+        made is None
+        or not is_pointwise(made.op, "exp")
+        or chosen is None
+        or chosen.op != _WHERE
+        or len(chosen.tensors) != 2
+    ):
         return False
     test, product = (maker.get(t) for t in chosen.tensors)
     is_none = test is not None and test.op == _EQ and test.tensors == (weight,) and _is(test.inputs[1], 0)
@@ -68,13 +74,17 @@ def _distances(second: Expr, maker: Mapping[BoundTensor, Expr]) -> _Distances | 
     if not is_reduction(second.op, "sum"):
         return None
     terms = maker.get(second.tensors[0])
-    if terms is None or terms.op not in (*_SQUARES, EXP) or len(dict.fromkeys(terms.inputs)) != 1:
+    if (
+        terms is None
+        or not (terms.op in _SQUARES or is_pointwise(terms.op, "exp"))
+        or len(dict.fromkeys(terms.inputs)) != 1
+    ):
         return None
     apart = maker.get(terms.tensors[0])
     if apart is None or apart.op != SUB or len(apart.tensors) != 2:
         return None
     x, centre = apart.tensors
-    return x, centre, None if terms.op == EXP else prod(extent(axis) for axis in reduced_axes(second))
+    return x, centre, None if is_pointwise(terms.op, "exp") else prod(extent(axis) for axis in reduced_axes(second))
 
 
 def _checked(first: Expr | None, second: Expr, found: _Distances) -> Expr | None:
@@ -92,8 +102,8 @@ def _is(value: Value, number: float) -> bool:
 def made_by(centre: BoundTensor, maker: Mapping[BoundTensor, Expr], count: int | None = None) -> Expr | None:
     """The Expr behind views of its result, and behind one division by ``count`` where there is one."""
     expr = maker.get(centre)
-    while expr is not None and (isinstance(expr.op, Broadcast | Expand | Squeeze) or expr.op == _DIV):
-        if expr.op == _DIV:
+    while expr is not None and (isinstance(expr.op, Broadcast | Expand | Squeeze) or is_pointwise(expr.op, "div")):
+        if is_pointwise(expr.op, "div"):
             by = expr.inputs[1]
             if count is None or not isinstance(by, Scalar) or by.value != count:
                 return None

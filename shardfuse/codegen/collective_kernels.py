@@ -52,7 +52,8 @@ class Collective:
     dtype: of the elements; of what is not added up, whose bits are moved, integers.  chunk: its bytes.
     device: for which GPU it is.
     exchange: which ranks, how many programs share the chunks, and whether those that start claim their numbers.
-    is_flat: is all that a rank gives, or has of one peer, one run of memory?  is_whole: is it whole chunks?
+    is_flat: is all that a rank gives, or has of one peer, one run of memory?
+    is_whole: has the last chunk as many bytes as the others?
     """
 
     kind: Kind

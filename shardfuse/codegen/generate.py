@@ -57,7 +57,10 @@ def generate(
         shares = plan.schedule.parts if plan.shares else 0
         kernel = one_launch(plan.name, _tensors(plan), stages, shares=shares, interpret=interpret)
     # What stands side by side depends on where a fusion is cut; and ranks whose kernels differ have the same bits.
-    contracts = not plan.space.is_promised and not (plan.exchange is not None and plan.exchange.is_alike)
+    # Of numbers without axes it is not known whether a fusion promises theirs, and they cost nothing.
+    is_of_numbers = not (plan.space.x or plan.space.r)
+    is_alike = plan.exchange is not None and plan.exchange.is_alike
+    contracts = not (plan.space.is_promised or is_of_numbers or is_alike)
     return kernel.source(contracts=contracts)
 
 

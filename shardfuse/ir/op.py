@@ -31,12 +31,18 @@ MoveKind = Literal["send", "broadcast", "scatter", "gather"]
 class Pointwise(BaseOp):
     """An entry of the table of pointwise ops (``ops/table.py``), of tensors and numbers.
 
-    is_rough: may the result be off by 1e-6 of itself, as a whole fusion has it that promises the same bits on any
-    number of ranks (``passes/roughness.py``)?  Of any other fusion each kernel says so.
+    is_rough: may the text be the rough one?  It is said of a whole fusion that promises the same bits on any number of
+    ranks (``passes/roughness.py``); ``None`` in any other, each kernel of which decides by itself.  Ops that differ in
+    it differ, so that they are asked for by name (``is_pointwise``).
     """
 
     name: str
-    is_rough: bool = False
+    is_rough: bool | None = None
+
+
+def is_pointwise(op: Op, *names: str) -> bool:
+    """Is it one of these entries of the table?"""
+    return isinstance(op, Pointwise) and op.name in names
 
 
 @dataclass(frozen=True)

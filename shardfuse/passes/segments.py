@@ -245,7 +245,7 @@ def _columns_of_sample(x: BoundTensor, at: int) -> int:
 def _partials(segment: Axis, count: int, columns: int, alike: int) -> int:
     """Into how many partial sums each of ``count`` segments of a column is cut; 0 where its length has no divisor.
 
-    columns: of each of so many sums over the same rows.
+    alike: sums over the same rows, each of so many columns.
     """
     n, (fewest, of_long, of_others, most) = extent(segment), _PARTIALS
     many = of_long if columns * (alike + 2) > _LONG_ROWS else of_others

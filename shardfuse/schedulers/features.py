@@ -14,7 +14,7 @@ from typing import TypeVar
 from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Cast, Pointwise, Random, Reduce, Set, Statistic, View, is_statistic
+from ..ir.op import Cast, Pointwise, Random, Reduce, Set, Statistic, View, is_pointwise, is_statistic
 from ..ops.reductions import REDUCTION_TABLE
 from ..ops.table import POINTWISE
 from ..segments.online_reductions import online, takes_one_walk
@@ -24,7 +24,7 @@ from ..segments.space import Space, analyse, as_columns, run_below
 from .limits import LONG_WARPS, WARP, power_of_two, vector
 
 _DRAWN = Pointwise("philox_uniform")
-_COSTLY = (*map(Pointwise, ("exp", "erf", "erfc", "gelu_slope", "log", "pow", "sin", "cos", "lgamma", "tanh")),)
+_COSTLY = ("exp", "erf", "erfc", "gelu_slope", "log", "pow", "sin", "cos", "lgamma", "tanh")
 """Functions of so many instructions that to evaluate them again takes longer than to hold what they gave."""
 
 
@@ -315,7 +315,7 @@ def accepted(found: _Found | str) -> _Found:
 
 def is_costly(expr: Expr) -> bool:
     """Does it take longer to evaluate ``expr`` again than to hold what it gave?  Some numbers make it cheap."""
-    return expr.op in _COSTLY and POINTWISE[expr.op.name].by_its_number(expr.inputs) is None
+    return is_pointwise(expr.op, *_COSTLY) and POINTWISE[expr.op.name].by_its_number(expr.inputs) is None
 
 
 def carried(expr: Expr) -> DataType:

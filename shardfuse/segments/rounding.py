@@ -6,40 +6,46 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from ..analysis.paired_reductions import EXP, SUB, first_of, guarded_first_of, made_by
+from ..analysis.paired_reductions import SUB, first_of, guarded_first_of, made_by
 from ..ir.digits import root_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Broadcast, Cast, Expand, Pointwise, Set, View, is_reduction, is_statistic
+from ..ir.op import Broadcast, Cast, Expand, Pointwise, Set, View, is_pointwise, is_reduction, is_statistic
 from ..ir.scalar import Scalar
 from .segment import Segment
 
-_KEEP = tuple(map(Pointwise, ("mul", "div", "neg", "abs", "where", "maximum", "minimum")))
+_KEEP = ("mul", "div", "neg", "abs", "where", "maximum", "minimum")
 """Ops that leave a relative error of an operand what it is, as copies do."""
-_ADD, _DIV, _ERF, _MUL, _NEG = map(Pointwise, ("add", "div", "erf", "mul", "neg"))
+_ADD, _MUL, _NEG = map(Pointwise, ("add", "mul", "neg"))
 
 
 def may_be_rough(segment: Segment, expr: Expr) -> bool:
-    """Is it invisible in the results whether ``expr`` is right to 1e-7 or to 1e-6?
+    """May a kernel take the rough text of ``expr``, as no result shows that?
 
     Of a fusion that promises the same bits on any number of ranks it is said of the whole of it: what is made of the
     result may be in another kernel where there are other ranks.
     """
+    if isinstance(expr.op, Pointwise) and expr.op.is_rough is not None:
+        return expr.op.is_rough
     if any("ranks" in root_of(d).invariant for axis in expr.output.domain.logical for d in axis):
-        return isinstance(expr.op, Pointwise) and expr.op.is_rough
+        return False  # what is computed since, on several ranks alone
     return is_lost(segment, expr) or is_of_statistic(segment, expr)
 
 
 def is_lost(segment: Segment, expr: Expr) -> bool:
-    """Is an error of 1e-6 of what ``expr`` gives lost in the rounding of all that ``segment`` makes of it?
+    """Is an error of 1e-6 lost in the rounding of all that ``segment`` makes of what ``expr`` gives?
+
+    An exponential is as near to -20, and within 3e-6 of itself below, where it is next to nothing beside what is 1.
 
     A quotient is a product with the reciprocal then, which must be a normal number: of a sum of exponentials, 1 and
     more, or of a scale, which is no less than a number that is written down.
     An error function is right to 1e-7 then, but not to 1e-7 of itself: no more than that is left of it beside 1.
     """
-    if expr.op == _ERF:
+    if is_pointwise(expr.op, "erf"):
         return _is_only_added_to_one(segment, expr.output)
-    is_fit = expr.op != _DIV or _divides_by_exponentials(segment, expr) or _divides_by_scale(segment, expr)
+    is_fit = (
+        not is_pointwise(expr.op, "div") or _divides_by_exponentials(segment, expr) or _divides_by_scale(segment, expr)
+    )
     return is_fit and expr.output in ends_narrow(segment)
 
 
@@ -51,7 +57,7 @@ def is_of_statistic(segment: Segment, expr: Expr) -> bool:
     """
     readers = segment.readers(expr.output)
     sums = [e for e in readers if is_reduction(e.op, "sum") and _is_beside_largest(e, segment.maker)]
-    if expr.op != EXP or not sums or expr.output in segment.outputs:
+    if not is_pointwise(expr.op, "exp") or not sums or expr.output in segment.outputs:
         return False
     narrow = ends_narrow(segment)
     return all(e in sums or (_keeps_error(segment, e) and e.output in narrow) for e in readers)
@@ -75,7 +81,11 @@ def _keeps_error(segment: Segment, expr: Expr) -> bool:
     The gradient of a cross entropy is the difference of a probability and 1 or 0, or what smoothing makes of these.
     """
     if expr.op != SUB:
-        return expr.op in _KEEP or isinstance(expr.op, Cast | Set | View) or is_reduction(expr.op, "max", "min")
+        return (
+            is_pointwise(expr.op, *_KEEP)
+            or isinstance(expr.op, Cast | Set | View)
+            or is_reduction(expr.op, "max", "min")
+        )
     return any(_is_weight(v, segment.maker) for v in expr.tensors)
 
 
@@ -96,7 +106,7 @@ def _is_scale(segment: Segment, tensor: BoundTensor) -> bool:
     divisor that is a result, an exponential say, is as near as results of its dtype are.
     """
     same = _same_values(segment, tensor)
-    quotients = (e for e in segment.exprs if e.op == _DIV and e.inputs[1] in same)
+    quotients = (e for e in segment.exprs if is_pointwise(e.op, "div") and e.inputs[1] in same)
     found = {e.output for e in quotients if _divides_by_scale(segment, e)}
     for e in segment.exprs:
         if e.op in _CHOICES[:2] and e.inputs[0] in found:
@@ -121,7 +131,7 @@ def _divides_by_scale(segment: Segment, expr: Expr) -> bool:
     128 elements that are quantised are multiplied so by one number, where a division of each takes two products more.
     """
     quotient = _behind_views(expr.inputs[1], segment.maker)
-    if quotient is None or quotient.op != _DIV or quotient.output.dtype is not DataType.Float:
+    if quotient is None or not is_pointwise(quotient.op, "div") or quotient.output.dtype is not DataType.Float:
         return False
     largest = _behind_views(quotient.inputs[0], segment.maker)
     if largest is None or largest.op != _CHOICES[0]:
