@@ -31,9 +31,9 @@ MoveKind = Literal["send", "broadcast", "scatter", "gather"]
 class Pointwise(BaseOp):
     """An entry of the table of pointwise ops (``ops/table.py``), of tensors and numbers.
 
-    is_rough: may the text be the rough one?  It is said of a whole fusion that promises the same bits on any number of
-    ranks (``passes/roughness.py``); ``None`` in any other, each kernel of which decides by itself.  Ops that differ in
-    it differ, so that they are asked for by name (``is_pointwise``).
+    is_rough: may a kernel take the op's rough text (``PointwiseOp.rough``)?  A pass decides it for fusions that promise
+    the same bits on any number of ranks (``passes/roughness.py``); ``None`` in any other fusion, where each kernel
+    decides.  Ops with different values of it are not equal: ask for an op by its name (``is_pointwise``).
     """
 
     name: str

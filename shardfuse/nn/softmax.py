@@ -173,12 +173,10 @@ class _Softmax(TwinnedModule):
         return _learns(mask) and any(x.shape[d] != 1 or d in pieces for d in ones)
 
     def _refuse_gradient(self) -> Never:
-        found = (
-            "one element along a dim whose shards differ in size, or whose rows are promised their bits in any batch,"
-        )
-        found += " and a gradient that is wanted"
-        advice = "expand it and place it as x is, or pass mask.detach() where it learns nothing"
+        found = "one element along a dim whose shards differ in size, or whose rows are promised their bits in any "
+        found += "batch, and a gradient that is wanted"
         expected = "a mask as long as x along that dim"
+        advice = "expand it and place it as x is, or pass mask.detach() where it learns nothing"
         raise ModuleInputError(type(self).__name__, "mask", found, expected, advice)
 
     def _is_of_nothing(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> bool:

@@ -13,7 +13,7 @@ from .dead_code import remove_dead_code
 from .decompose import decompose_resharding
 from .pipeline import pipeline_streams
 from .propagate import propagate_shardings
-from .roughness import say_what_is_rough
+from .roughness import mark_rough_ops
 from .segments import sum_in_segments
 from .windows import fuse_windows
 
@@ -22,7 +22,7 @@ Pass = Callable[[BoundFusion], None]
 PASSES: tuple[Pass, ...] = (
     remove_dead_code,  # first: nothing below works on what is not read
     combine_casts,  # before shardings: a cast that goes needs none
-    say_what_is_rough,  # before sums are cut, and while all that is made of a result is there
+    mark_rough_ops,  # before sums are cut, and while all that is made of a result is there
     sum_in_segments,  # before shardings: segments are an axis, which is sharded as what it is cut from
     propagate_shardings,  # needs the final Exprs: each of its tensors gets a mesh
     decompose_resharding,  # from here on, an Expr computes or communicates, never both

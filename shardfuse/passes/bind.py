@@ -183,7 +183,7 @@ class _Binder:
         on every rank.
         """
         for _ in range(len(columns) + 1):
-            self.settle(op, operands, columns, contracted)
+            self.meet_until_stable(op, operands, columns, contracted)
             found = {
                 name: max((operands[j].domain.logical[at] for j, at in places), key=breadth, default=())
                 for name, places in columns.items()
@@ -195,14 +195,14 @@ class _Binder:
                 operands[k] = self.relabel(operands[k])
         raise AssertionError(f"{op} of {operands} holds an index twice")
 
-    def settle(
+    def meet_until_stable(
         self, op: str, operands: list[BoundTensor], columns: Mapping[str, Sequence[tuple[int, int]]],
         contracted: Collection[str],
     ) -> None:  # fmt: skip
-        """Have all axes of each column meet.
+        """Make the axes of each column one axis, again and again until no operand is relabelled.
 
-        An operand that is relabelled is to meet anew.  Where that goes round in a circle, two others have one index
-        along different columns, as ``x`` and ``x[:, None]`` have beside their sum: then each has indices of its own.
+        That has no end where two operands have one index along different columns, as ``x`` and ``x[:, None]`` in
+        ``where(x > 0, x[:, None], x[:, None] + x)``: then all operands are relabelled, so that none shares an index.
         """
         for are_apart in (False, True):
             if are_apart:
@@ -213,7 +213,7 @@ class _Binder:
                     self.meet(op, operands, places, is_contracted=name in contracted)
                 if before == operands:
                     return
-        raise AssertionError(f"{op} of {operands} does not settle")
+        raise AssertionError(f"{op} of {operands} has axes that no relabelling makes one")
 
     def meet(
         self, op: str, operands: list[BoundTensor], places: Sequence[tuple[int, int]], *, is_contracted: bool = False

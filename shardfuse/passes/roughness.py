@@ -1,8 +1,8 @@
 """Which ops may take their rough text, for fusions that promise the same bits on any number of ranks.
 
 A kernel of any other fusion says by itself whether the rounding of what it makes of a result hides an error of 1e-6
-(``segments/rounding.py``).  With other ranks the same ops are in other kernels, which would say otherwise: so it is
-said once, of the whole fusion, before it is cut into kernels.
+(``segments/rounding.py``).  On another number of ranks the same ops are in other kernels, which would decide otherwise.
+So this pass decides once, for the whole fusion, before it is cut into kernels.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ..segments.rounding import is_lost, is_of_statistic
 from ..segments.segment import Segment
 
 
-def say_what_is_rough(fusion: BoundFusion) -> None:
-    """Say of each op that has a rough text whether it may take that."""
+def mark_rough_ops(fusion: BoundFusion) -> None:
+    """Set ``Pointwise.is_rough`` of each op that has a rough text."""
     if fusion.promises.ranks:
         whole, bare = _without_relabels(fusion.exprs, fusion.outputs)
-        fusion.exprs = [_told(whole, bare.get(e.output, e), e) for e in fusion.exprs]
+        fusion.exprs = [_marked(whole, bare.get(e.output, e), e) for e in fusion.exprs]
 
 
 def _without_relabels(exprs: Sequence[Expr], outputs: Sequence[BoundTensor]) -> tuple[Segment, dict[BoundTensor, Expr]]:
-    """The ops as they are on one rank, and that which makes each tensor: a mesh may ask for other roots of an axis."""
+    """The ops as one rank has them, and by each tensor the op that makes it: relabels differ with the mesh."""
     same: dict[BoundTensor, BoundTensor] = {}
     bare: dict[BoundTensor, Expr] = {}
     for expr in exprs:
@@ -38,7 +38,7 @@ def _without_relabels(exprs: Sequence[Expr], outputs: Sequence[BoundTensor]) -> 
     return Segment.of(list(bare.values()), [same.get(t, t) for t in outputs]), bare
 
 
-def _told(whole: Segment, bare: Expr, expr: Expr) -> Expr:
+def _marked(whole: Segment, bare: Expr, expr: Expr) -> Expr:
     op = expr.op
     if not isinstance(op, Pointwise) or POINTWISE[op.name].rough is None:
         return expr

@@ -90,15 +90,15 @@ def sum_in_segments(fusion: BoundFusion) -> None:
     alike = Counter(map(_reduced, ordered))
     for expr in fusion.exprs:
         if isinstance(expr.op, Reduce) and has_order(expr):
-            exprs += _ordered(expr, expr.op, _Given(str(fusion.promises), is_whole, alike[_reduced(expr)]))
+            exprs += _ordered(expr, expr.op, _SumContext(str(fusion.promises), is_whole, alike[_reduced(expr)]))
         else:
             exprs.append(expr)
     fusion.exprs = exprs
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What is known of a sum.
+class _SumContext:
+    """What decides the order of a sum, apart from its own axes.
 
     promise: its text.  is_whole: have all ranks all of it, so that another number of ranks is another definition?
     alike: how many sums of the fusion are over the same axes of tensors of the same shape, itself among them.
@@ -115,7 +115,7 @@ def _reduced(expr: Expr) -> Hashable:
     return expr.op.axes, tuple(map(extent, expr.tensors[0].domain.logical))
 
 
-def _ordered(expr: Expr, op: Reduce, given: _Given) -> list[Expr]:
+def _ordered(expr: Expr, op: Reduce, given: _SumContext) -> list[Expr]:
     """The sum in an order that is its own: over the last axes first, as one axis."""
     (x,), out = expr.tensors, expr.output
     last = _last_neighbours(op.axes)
@@ -165,7 +165,7 @@ def _joined(expr: Expr, op: Reduce, last: tuple[int, ...]) -> list[Expr]:
     return [*build.exprs, Expr(replace(op, axes=last[:1]), (row,), (out,))]
 
 
-def _along(expr: Expr, op: Reduce, given: _Given, at: int) -> list[Expr]:
+def _along(expr: Expr, op: Reduce, given: _SumContext, at: int) -> list[Expr]:
     """The sum over one axis."""
     (x,), out = expr.tensors, expr.output
     n, is_row = extent(x.domain.logical[at]), all(extent(a) == 1 for a in x.domain.logical[at + 1 :])
@@ -198,7 +198,7 @@ def _cut(axis: Axis, count: int, *, is_whole: bool) -> tuple[Axis, Axis]:
             count //= 2
 
 
-def _in_segments(expr: Expr, op: Reduce, given: _Given, at: int, *, is_row: bool) -> list[Expr]:
+def _in_segments(expr: Expr, op: Reduce, given: _SumContext, at: int, *, is_row: bool) -> list[Expr]:
     (x,), out = expr.tensors, expr.output
     axis = x.domain.logical[at]
     try:

@@ -377,12 +377,6 @@ def _check_pairs(space: Features, schedule: Schedule) -> None:
     """Raise ScheduleError where a program would not have the branches of the tree that sums in pairs are."""
     is_branch = schedule.reduced == space.as_branch(schedule.reduced)
     is_cut = space.is_inner and schedule.kept > 1 and schedule.reduced != space.row_lanes
-    if (
-        schedule.members
-        or schedule.parts > 1
-        or is_cut
-        or schedule.is_aligned_down
-        or not schedule.is_held
-        or not is_branch
-    ):
+    is_shared = schedule.members or schedule.parts > 1
+    if is_shared or is_cut or schedule.is_aligned_down or not schedule.is_held or not is_branch:
         raise ScheduleError(f"{schedule}: sums in pairs are of a row of {space.row_lanes} lanes that one program holds")

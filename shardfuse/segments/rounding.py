@@ -22,20 +22,21 @@ _ADD, _MUL, _NEG = map(Pointwise, ("add", "mul", "neg"))
 def may_be_rough(segment: Segment, expr: Expr) -> bool:
     """May a kernel take the rough text of ``expr``, as no result shows that?
 
-    Of a fusion that promises the same bits on any number of ranks it is said of the whole of it: what is made of the
-    result may be in another kernel where there are other ranks.
+    A fusion that promises the same bits on any number of ranks has decided it for each of its ops
+    (``passes/roughness.py``): on another number of ranks, what is made of a result may be in another kernel.
     """
     if isinstance(expr.op, Pointwise) and expr.op.is_rough is not None:
         return expr.op.is_rough
     if any("ranks" in root_of(d).invariant for axis in expr.output.domain.logical for d in axis):
-        return False  # what is computed since, on several ranks alone
+        return False  # an op that a later pass has added, on several ranks only
     return is_lost(segment, expr) or is_of_statistic(segment, expr)
 
 
 def is_lost(segment: Segment, expr: Expr) -> bool:
     """Is an error of 1e-6 lost in the rounding of all that ``segment`` makes of what ``expr`` gives?
 
-    An exponential is as near to -20, and within 3e-6 of itself below, where it is next to nothing beside what is 1.
+    The rough exponential keeps to 1e-6 down to exp(-20). Below it is off by up to 3e-6, which is lost in any sum that
+    contains a 1.
 
     A quotient is a product with the reciprocal then, which must be a normal number: of a sum of exponentials, 1 and
     more, or of a scale, which is no less than a number that is written down.
@@ -55,15 +56,16 @@ def is_of_statistic(segment: Segment, expr: Expr) -> bool:
     As the statistics of a softmax have it (``codegen/running_statistics.py``), it is right to 1e-6 there.  What else
     reads it must lose that error too.
     """
+    if not is_pointwise(expr.op, "exp") or expr.output in segment.outputs:
+        return False  # asked for each pointwise op of a kernel: the readers of most are not looked up
     readers = segment.readers(expr.output)
-    sums = [e for e in readers if is_reduction(e.op, "sum") and _is_beside_largest(e, segment.maker)]
-    if not is_pointwise(expr.op, "exp") or not sums or expr.output in segment.outputs:
-        return False
+    sums = [e for e in readers if is_reduction(e.op, "sum") and _has_maximum(e, segment.maker)]
     narrow = ends_narrow(segment)
-    return all(e in sums or (_keeps_error(segment, e) and e.output in narrow) for e in readers)
+    return bool(sums) and all(e in sums or (_keeps_error(segment, e) and e.output in narrow) for e in readers)
 
 
-def _is_beside_largest(total: Expr, maker: Mapping[BoundTensor, Expr]) -> bool:
+def _has_maximum(total: Expr, maker: Mapping[BoundTensor, Expr]) -> bool:
+    """Does the sum ``total`` add up exponentials of distances to the maximum of its row?"""
     return first_of(total, maker) is not None or guarded_first_of(total, maker) is not None
 
 
