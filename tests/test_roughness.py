@@ -1,4 +1,4 @@
-"""Which kernels take exponentials and quotients that are right to 1e-6, and that ranks decide it alike."""
+"""Which kernels take exponentials and quotients that are right to 1e-6, or contract, and that ranks decide it alike."""
 
 from __future__ import annotations
 
@@ -96,3 +96,13 @@ def test_a_promised_exponential_is_as_dear_as_any() -> None:
     (kernel,) = [k for s in fd.fec.plan(dict.fromkeys(fd.fec.tensors(), (4096, 8192))).segments for k in s.kernels]
     assert [e.op for e in kernel.segment.exprs if is_pointwise(e.op, "exp")] == [Pointwise("exp", is_rough=True)]
     assert not kernel.schedule.is_packed, kernel.schedule
+
+
+@pytest.mark.parametrize("shape", [(), (5,)], ids=["a number", "a vector"])
+def test_a_kernel_of_numbers_contracts_no_product_with_a_sum(shape: tuple[int, ...]) -> None:
+    """Numbers have no axis that says whether they are promised; on one rank they are made in a kernel of rows."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([*shape], dtype=DataType.Float)
+        fd.add_output(fd.ops.add(fd.ops.mul(x, 0.3), 1.7))
+    (source,) = sources_of(fd.fec.plan({x: shape}), [torch.empty(shape, device="meta")])
+    assert source.contracts == bool(shape)
