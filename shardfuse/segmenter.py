@@ -10,6 +10,7 @@
    readers join.
 5. Small independent all-reduces over the same ranks are one, and pointwise segments that wait for it one launch.  So
    are sums in pairs that wait for the same segment alone, as those of the partial sums that a kernel makes.
+6. Sums over other axes of what a kernel holds row by row are made of sums of blocks of these rows, which it stores.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from functools import partial
 
 from .analysis.communication_table import communication_of, packed
 from .analysis.sharding import is_opaque
-from .device import Device
+from .device import WARP, Device
 from .ir.expr import BoundFusion, BoundTensor, Expr
 from .ir.op import Cast, Full, Iota, Pointwise, Reduce, Reshape, Set, View, Window
 from .schedulers.choice import choose_scheduler, is_one_kernel, is_taken, lone_scheduler, named, takes_over
 from .segments.recompute import join, moved_bytes, recompute
 from .segments.segment import Segment, touches_empty
 from .segments.space import common_cuts, refusal_of
+from .segments.sums_of_blocks import Pair, sum_in_blocks
 
 _SLACK = (1.0, 1.25)
 """Up to how many times the bytes that are saved a chain may read: all ways to cut are tried, the one that moves the
@@ -97,6 +99,8 @@ class _Segmenter:
         kernels = [s for s, g in zip(segments, order, strict=True) if g not in self.lone]
         chosen = {s: self.lone.get(g) for s, g in zip(segments, order, strict=True)}
         segments = min((self.recomputed(segments, kernels, slack) for slack in _SLACK), key=moved_bytes)
+        segments, instead = sum_in_blocks(segments, WARP * self.device.access_bytes, self.hold_blocks)
+        self.fusion.exprs = [new for e in self.fusion.exprs for new in instead.get(e, [e])]
         return [
             # of collectives that are packed nothing else is asked
             ScheduledSegment(s, "communication", ())
@@ -114,6 +118,11 @@ class _Segmenter:
             return segments
         made = [*kernels, *(s for s in changed if s not in segments)]
         return join(changed, self.position, made.__contains__, partial(is_taken, device=self.device))
+
+    def hold_blocks(self, before: Pair, after: Pair) -> bool:
+        """Are these rows that a kernel holds, and sums, as they were before?"""
+        names = [tuple(choose_scheduler(s, self.device)[0] for s in both) for both in (before, after)]
+        return names == [("persistent", "reduction")] * 2
 
     # cheap producers
 

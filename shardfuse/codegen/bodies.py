@@ -16,6 +16,7 @@ from .group_exchange import prefetch_next, write_group_exchange
 from .mesh_exchange import write_exchange, write_members
 from .misaligned import MisalignedLoop
 from .packed import Packed
+from .row_blocks import sums_made_first
 from .running_statistics import across_lanes, across_members, give, held, write_start, write_take_in
 from .sending import Sending
 from .statements import live_before
@@ -29,20 +30,22 @@ def write_unrolled(e: Emitter) -> None:
     """
     chunks = e.tile.in_pieces(e.tile.chunks())
     last = e.space.phases - 1
+    early = sums_made_first(e.space)
     is_row = e.space.is_inner and e.tile.x_block == 1 and last > 0
     is_row &= not e.space.is_by_sample  # one number for a part of the row: behind stores each would be waited for
     for phase in range(e.space.phases):
         if phase == last and (e.schedule.members or is_row):
-            write_last_phase(e, chunks)
+            write_last_phase(e, chunks, early)
             return
         reductions = e.reductions(phase)
         wanted = list(e.plan.segment.outputs) if phase == last else [x.tensors[0] for x in reductions]
+        sums = [] if phase else early
         more = e.plan.segment.outputs if e.schedule.is_eager else ()
         alone = [] if phase or e.schedule.members else _picked_first(e)
         for pick in alone:
             e.load_needed(pick.tensors[1:2], chunks[0])
         for chunk in chunks:
-            e.load_needed([*wanted, *more], chunk)
+            e.load_needed([*wanted, *sums, *more], chunk)
         for pick in alone:
             e.value(pick.output, chunks[0])
         if e.schedule.prefetches and phase == 0:
@@ -53,9 +56,11 @@ def write_unrolled(e: Emitter) -> None:
         for chunk in chunks:
             for tensor in wanted:
                 e.value(tensor, chunk)
+            for tensor in sums:
+                e.store(tensor, chunk)
         _finish(e, ((expr, held(e, expr, chunks)) for expr in reductions))
         e.out.paragraph()
-    for tensor in e.plan.segment.outputs:
+    for tensor in _others(e, early):
         for chunk in chunks if e.space.has_r(tensor) else chunks[: len(e.tile.pieces)]:
             e.store(tensor, chunk)
 
@@ -93,13 +98,14 @@ def write_packed(e: Packed) -> None:
     write_last_phase(e, chunks)
 
 
-def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
+def write_last_phase(e: Emitter, chunks: list[Chunk], early: Sequence[BoundTensor] = ()) -> None:
     """The last phase with the stores of a chunk before the loads of the next.
 
     The compiler moves loads up; all weights beside the whole row took 96 registers where 56 are enough.  RMSNorm of
     8192 x 32768, held as float32 by one program, took 277 us with all weights loaded first, so 265.
+    ``early``: outputs that are stored already.
     """
-    outputs = e.plan.segment.outputs
+    outputs = _others(e, early)
     per_row = [t for t in outputs if not e.space.has_r(t)]
     for chunk in chunks[: len(e.tile.pieces)]:
         e.make(per_row, chunk)
@@ -114,6 +120,10 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
         e.make(rows, chunk)
         for tensor in rows:
             e.store(tensor, chunk)
+
+
+def _others(e: Emitter, early: Sequence[BoundTensor]) -> list[BoundTensor]:
+    return [t for t in e.plan.segment.outputs if t not in early]
 
 
 def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:

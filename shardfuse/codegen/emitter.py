@@ -133,7 +133,7 @@ class Emitter(Addresses):
         if inside:
             self.out.line(f"in_{self.name(tensor, chunk)} = {' & '.join(inside)}")
             inside = [f"in_{self.name(tensor, chunk)}"]
-        if of_blocks := self.space.is_of_blocks(tensor):
+        if of_blocks := tensor in self.space.of_blocks:
             chunk = first_of_blocks(self.tile, chunk, self.offset)
         if window:
             pointer, has_x, has_r = self.elsewhere(tensor, window, chunk)
@@ -168,7 +168,7 @@ class Emitter(Addresses):
         inputs = self.inputs_of(expr, chunk)
         if isinstance(op, View | Set) or (tensor in self.saturated and not isinstance(op, Cast)):
             return inputs[0]
-        if isinstance(op, Reduce) and self.space.is_of_blocks(tensor) and not self.space.is_of_blocks(expr.tensors[0]):
+        if isinstance(op, Reduce) and tensor in self.space.of_blocks and expr.tensors[0] not in self.space.of_blocks:
             return self.of_each_block(expr, inputs[0], chunk)
         has_x, has_r = any(v.has_x for v in inputs), any(v.has_r for v in inputs)
         if isinstance(op, Cast):
@@ -206,7 +206,7 @@ class Emitter(Addresses):
     def inputs_of(self, expr: Expr, chunk: Chunk) -> list[Text]:
         """What ``expr`` reads; what has one number for each block as one for each element, where the output has."""
         found = [self.value(t, chunk) for t in expr.tensors]
-        if self.space.is_of_blocks(expr.output):
+        if expr.output in self.space.of_blocks:
             return found
         for k, (tensor, value) in enumerate(zip(expr.tensors, found, strict=True)):
             if value.of_blocks:
@@ -219,7 +219,7 @@ class Emitter(Addresses):
 
     def is_spread(self, expr: Expr) -> bool:
         """Has the last tensor that ``expr`` reads one number for several elements that it makes?"""
-        return self.space.is_of_blocks(expr.tensors[-1]) and not self.space.is_of_blocks(expr.output)
+        return expr.tensors[-1] in self.space.of_blocks and expr.output not in self.space.of_blocks
 
     def of_each_block(self, expr: Expr, value: Text, chunk: Chunk) -> Text:
         """A reduction of each block of a row: of lanes of the tile, no element of which is part of two blocks."""

@@ -13,6 +13,7 @@ as exponentials do, rows are read two turns ahead, into registers (a lag of 2, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
@@ -23,6 +24,7 @@ from .bodies import load_and_compute, parts_of, take_whole, write_last_phase
 from .group_exchange import EPOCH_STORE, post_lines, write_lagged_wait
 from .misaligned import MisalignedRows
 from .pipelined_row_loop import Rows, Turn, pipelined
+from .row_blocks import sums_made_first
 from .source import Text
 from .statements import Statement, Writer, defined
 from .tile import X_SIZE, Chunk
@@ -104,12 +106,23 @@ def write_lagged_rows(e: LaggedRows) -> None:
     if e.schedule.lag > 1:
         _write_reads(e, chunks)
     write_begin(e, chunks)
-    end_begin(e, parts_of(e, reductions, chunks))
-    e.values = {}
+    parts, sums = parts_of(e, reductions, chunks), _block_sums(e, chunks)
+    end_begin(e, parts)
+    e.values = {key: replace(value, text=e.words.pop(key)) for key, value in sums.items()}
     e.begin()
     take_whole(e, reductions, write_collect(e))
     e.out.paragraph()
     write_last_phase(e, chunks)
+
+
+def _block_sums(e: LaggedRows, chunks: Sequence[Chunk]) -> dict[tuple[BoundTensor, str], Text]:
+    """Sums of blocks of the row, by output and chunk: they are handed on with its words, and stored behind the wait.
+
+    Stored before it they would be stored for the last row of all again, by groups that have read it ahead in vain.
+    """
+    found = {e.key(t, chunk): e.value(t, chunk) for t in sums_made_first(e.space) for chunk in chunks}
+    e.words |= {key: value.text for key, value in found.items()}
+    return found
 
 
 def _write_reads(e: LaggedRows, chunks: Sequence[Chunk]) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..ir.expr import BoundTensor
+from ..segments.space import Space
 from .tile import Chunk, Tile
 
 
@@ -37,5 +39,15 @@ def first_of_blocks(tile: Tile, chunk: Chunk, named: Callable[[str], str]) -> Ch
     """The lanes of ``chunk`` that are the first of their blocks.  ``named``: gives a text a name."""
     *_, count, size = blocks_of(tile, chunk)
     lane = named(f"{tile.part_start}{tile.lanes(count, reduced=True)} * {size}")
-    mask = named(f"{lane} < {chunk.valid}") if chunk.is_masked else chunk.mask
+    inside = f"{lane} + {chunk.start} < {tile.own_share}" if tile.schedule.members else f"{lane} < {chunk.valid}"
+    mask = named(inside) if chunk.is_masked else chunk.mask
     return replace(chunk, lane=lane, mask=mask)
+
+
+def sums_made_first(space: Space) -> list[BoundTensor]:
+    """Outputs of blocks that wait for no reduction of the row: stored before it, what they are made of need not be held.
+
+    Of a row that is not reduced they are what is stored last.
+    """
+    outputs = space.segment.outputs if space.phases > 1 else ()
+    return [t for t in outputs if t in space.of_blocks and not space.phase[t]]

@@ -274,9 +274,10 @@ class Tile:
 
     @property
     def share(self) -> int:
-        """Reduced elements of one member of a team, a multiple of what a thread loads at once, or of a whole block."""
+        """Reduced elements of one member of a team, whole blocks, or a multiple of what a thread loads at once."""
         members, block = self.schedule.members, self.schedule.reduced
-        step = block if self.r_total % (members * block) == 0 or not self.schedule.is_held else _SHARE_STEP
+        is_even = self.r_total % (members * block) == 0 or not self.schedule.is_held
+        step = block if is_even else max(_SHARE_STEP, self.space.block_size)
         return -(-self.span // (members * step)) * step
 
     @property

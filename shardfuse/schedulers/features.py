@@ -188,7 +188,7 @@ class Features(Space):
             return len(inputs)
         readers = [e for e in self.segment.exprs if self.phase[e.output] and self.has_r(e.output)]
         needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in self.atoms), *self.segment.outputs))
-        kept = [t for t in needed if not self.phase[t] and self.has_r(t) and self.has_x(t)]
+        kept = [t for t in needed if not self.phase[t] and self.has_r(t) and self.has_x(t) and t not in self.of_blocks]
         return max(self._values_of(kept), -(-len(inputs) // 2))
 
     @cached_property
@@ -199,7 +199,7 @@ class Features(Space):
         the reduction that finds the largest of the normed.
         """
         known = [t for t in self.segment.tensors if t in self.atoms]  # all but what windows are of
-        made = [t for t in known if self.has_r(t) and self.has_x(t) and not self.is_of_blocks(t)]
+        made = [t for t in known if self.has_r(t) and self.has_x(t) and t not in self.of_blocks]
         last = dict.fromkeys(self.segment.outputs, self.phases)
         for e in self.segment.exprs:
             last |= {t: max(last.get(t, 0), self.phase[e.output]) for t in e.tensors if self.has_r(e.output)}

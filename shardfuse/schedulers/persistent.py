@@ -35,7 +35,8 @@ def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
     space = features_or_refusal(segment, device)
     if not isinstance(space, str) and space.block:
-        return None if packed_row(space) else too_long(space)
+        refusal = None if packed_row(space) else too_long(space)
+        return _why_no_block_of_group(space) if refusal and space.rereads else refusal
     if not isinstance(space, str) and space.adds_in_pairs:
         return too_long(space) if space.rereads else None  # the sum alone takes each element as it comes
     space = reduction_or_refusal(segment, device)
@@ -50,6 +51,13 @@ def why_not(segment: Segment, device: Device) -> str | None:
         return why_not_held(space)
     refusal = too_long(space)
     return refusal and why_not_held(space)
+
+
+def _why_no_block_of_group(space: Features) -> str | None:
+    """Why no group holds rows whose blocks are reduced: each has to be one warp's, for members have parts of a row."""
+    if space.block_size > WARP * space.width:
+        return f"blocks of {space.block_size} elements are more than a warp of a group loads at once"
+    return why_not_held(space)
 
 
 def too_long(space: Features) -> str | None:

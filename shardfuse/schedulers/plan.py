@@ -85,8 +85,9 @@ class KernelPlan:
         refuse(
             isinstance(order, Sides) != bool(self.space.sides[0]), f"{self.name} has two sides, or has no other side"
         )
-        blocks = self.schedule.is_held and self.schedule.group is None and self.schedule.split is None
-        refuse(bool(self.space.block) and not blocks, f"{self.name} has blocks of rows, which one program holds")
+        blocks = self.schedule.is_held and self.schedule.split is None and self.schedule.lag <= 1
+        blocks &= not isinstance(self.schedule.exchange, WithRanks)
+        refuse(bool(self.space.block) and not blocks, f"{self.name} has blocks of rows, which are held")
         refuse(self.schedule.reduced < self.space.block_size, f"{self.name} cuts its rows within blocks")
         members = self.exchange.members if self.exchange is not None and self.exchange.sent is None else 1
         is_of_ranks = isinstance(self.schedule.exchange, WithRanks)

@@ -69,7 +69,20 @@ def _is_uneven(atom: Digit, segment: Segment) -> bool:
     )
 
 
-def of_blocks(tensor: BoundTensor, atoms: Atoms, r: Sequence[Digit], block: Sequence[Digit]) -> bool:
-    """Has ``tensor`` one element for each block?"""
-    own = atoms[tensor]
-    return bool(block) and own.isdisjoint(block) and not own.isdisjoint(r)
+def of_blocks(segment: Segment, atoms: Atoms, r: Sequence[Digit], block: Sequence[Digit]) -> frozenset[BoundTensor]:
+    """What has one element for each block: all that is made of reductions of blocks, and what it is made with.
+
+    What is read beside whole rows alone, as the weight of a channel that is a block, is read element by element.
+    """
+    if not block:
+        return frozenset()
+    others, found = frozenset(r).difference(block), set[BoundTensor]()
+    may_be = {t for t, own in atoms.items() if own.isdisjoint(block) and not own.isdisjoint(others)}
+    for e in segment.exprs:
+        is_first = isinstance(e.op, Reduce) and not atoms[e.tensors[0]].isdisjoint(block)
+        if is_first or not found.isdisjoint(e.tensors):
+            found |= may_be.intersection(e.outputs)
+    for e in reversed(segment.exprs):
+        if not found.isdisjoint(e.outputs):
+            found |= may_be.intersection(e.tensors)
+    return frozenset(found)

@@ -122,9 +122,10 @@ class Space:
     def has_r(self, tensor: BoundTensor) -> bool:
         return not self.atoms[tensor].isdisjoint(self.r)
 
-    def is_of_blocks(self, tensor: BoundTensor) -> bool:
-        """Has it one element for each block of a row?"""
-        return of_blocks(tensor, self.atoms, self.r, self.block)
+    @cached_property
+    def of_blocks(self) -> frozenset[BoundTensor]:
+        """What has one element for each block of a row."""
+        return of_blocks(self.segment, self.atoms, self.r, self.block)
 
     def has_x(self, tensor: BoundTensor) -> bool:
         return not self.atoms[tensor].isdisjoint(self.x)

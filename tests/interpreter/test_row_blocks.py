@@ -12,7 +12,7 @@ from shardfuse import DataType, FusionDefinition
 from shardfuse.device import H200
 from shardfuse.schedulers import candidates, persistent
 from shardfuse.schedulers.plan import KernelPlan
-from shardfuse.schedulers.schedule import Loop, Schedule, ScheduleError, Tile
+from shardfuse.schedulers.schedule import Group, Lagged, Loop, Schedule, ScheduleError, Tile
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, about lanes that are masked
 DTYPES = {
@@ -87,10 +87,21 @@ def test_every_schedule_of_a_row() -> None:
     assert {s.kept for s in (*tried, kernel.schedule)} >= {1, 2}
 
 
-def test_rows_that_no_program_holds_are_two_kernels() -> None:
-    fd = norm_in_blocks(1 << 16, 128, torch.float32)
-    check(fd, drawn(1, 1 << 16, torch.float32))
-    assert len(kernels(fd)) > 1
+@pytest.mark.parametrize(("columns", "dtype"), [(1 << 16, torch.float32), (50000, torch.bfloat16)])
+def test_rows_that_a_group_holds(columns: int, dtype: torch.dtype) -> None:
+    """Each member has whole blocks, the last one fewer."""
+    fd = norm_in_blocks(columns, 16, dtype)
+    check(fd, drawn(2, columns, dtype))
+    (kernel,) = kernels(fd)
+    assert kernel.schedule.group
+
+
+def test_rows_that_nothing_holds_are_two_kernels() -> None:
+    """Programs hand each other words of 32 bits; and a block of a group's row is one warp's."""
+    for dtype, block in ((torch.float64, 128), (torch.float32, 256)):
+        fd = norm_in_blocks(1 << 16, block, dtype)
+        check(fd, drawn(1, 1 << 16, dtype))
+        assert len(kernels(fd)) > 1
 
 
 def test_blocks_that_no_tile_has_are_kernels_of_their_own() -> None:
@@ -150,6 +161,6 @@ def test_schedules_that_have_no_blocks_are_refused() -> None:
     assert made(kernel.schedule)
     plain = Schedule(Tile(1, 512))
     assert made(plain)
-    for wrong in (plain.sized(reduced=64), plain.shared_by(2, 4), replace(plain, residency=Loop())):
+    for wrong in (plain.sized(reduced=64), replace(plain, group=Group(2, 4, Lagged(2))), replace(plain, residency=Loop())):
         with pytest.raises(ScheduleError, match="no kernel can follow"):
             made(wrong)
