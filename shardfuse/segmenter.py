@@ -26,7 +26,7 @@ from .ir.expr import BoundFusion, BoundTensor, Expr
 from .ir.op import Cast, Full, Iota, Pointwise, Reduce, Reshape, Set, View, Window
 from .schedulers.choice import choose_scheduler, is_one_kernel, is_taken, lone_scheduler, named, takes_over
 from .segments.recompute import join, moved_bytes, recompute
-from .segments.segment import Segment, touches_empty
+from .segments.segment import Segment, in_order, touches_empty
 from .segments.space import common_cuts, refusal_of
 from .segments.sums_of_blocks import Pair, sum_in_blocks
 
@@ -100,7 +100,7 @@ class _Segmenter:
         chosen = {s: self.lone.get(g) for s, g in zip(segments, order, strict=True)}
         segments = min((self.recomputed(segments, kernels, slack) for slack in _SLACK), key=moved_bytes)
         segments, instead = sum_in_blocks(segments, WARP * self.device.access_bytes, self.hold_blocks)
-        self.fusion.exprs = [new for e in self.fusion.exprs for new in instead.get(e, [e])]
+        self.fusion.exprs = in_order(new for e in self.fusion.exprs for new in instead.get(e, [e]))
         return [
             # of collectives that are packed nothing else is asked
             ScheduledSegment(s, "communication", ())

@@ -18,7 +18,7 @@ def defined(file: str) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-GPU = {**defined("gpu_functions.py"), **defined("random_functions.py")}
+GPU = {**defined("gpu_functions.py"), **defined("word_functions.py"), **defined("random_functions.py")}
 INTERPRETED = defined("interpreted_functions.py")
 
 

@@ -24,7 +24,7 @@ from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, num
 from .draw import beside_a_load, draw, function_of, run_of
 from .loads import hint, in_few, shared_load
 from .row_blocks import first_of_blocks, in_blocks, spread
-from .source import BLOCK, PROGRAM, Text
+from .source import BLOCK, PROGRAM, MemoryAccess, Text
 from .statements import Statement, Writer
 from .tile import R_SIZE, Chunk, Layouts, Piece, Tile
 
@@ -79,6 +79,7 @@ class Emitter(Addresses):
             elif tensor not in found and self.key(tensor, chunk) not in self.values:
                 expr = self.producer.get(tensor)
                 read = expr.tensors if expr is not None and not self.is_reduction(expr) else ()
+                read = [t for t in read if not self.is_beside_blocks(t, expr)]
                 own = read[1:2] if expr is not None and isinstance(expr.op, Pick) else read
                 todo += [(tensor, True), *((t, False) for t in reversed(own))]
         return list(found)
@@ -98,6 +99,9 @@ class Emitter(Addresses):
         """The value of ``tensor`` in ``chunk``; emits what it takes to have it."""
         key = self.key(tensor, chunk)
         if key not in self.values:
+            whole = self.values.get((tensor, chunk.suffix.removesuffix("_b"))) if chunk.of_blocks else None
+            if whole is not None and not whole.has_r:
+                return whole
             for t in self.needed([tensor], chunk)[:-1]:
                 self.value(t, chunk)
             expr = self.producer.get(tensor)
@@ -133,26 +137,24 @@ class Emitter(Addresses):
         if inside:
             self.out.line(f"in_{self.name(tensor, chunk)} = {' & '.join(inside)}")
             inside = [f"in_{self.name(tensor, chunk)}"]
-        if of_blocks := tensor in self.space.of_blocks:
-            chunk = first_of_blocks(self.tile, chunk, self.offset)
         if window:
             pointer, has_x, has_r = self.elsewhere(tensor, window, chunk)
         else:
             terms, has_x, has_r = self.place(tensor, chunk)
             pointer = " + ".join([f"{tensor}_ptr", *in_few(self.tile, tensor, chunk, terms)])
         options = self.mask(has_x, has_r, chunk, inside)
-        is_plain = has_r and not (window or of_blocks)
+        is_plain = has_r and not (window or chunk.of_blocks)
         shared = shared_load(self.tile, tensor, chunk, self.offset) if is_plain else None
         pointer, options = (self.pointer(tensor, shared.few)[0], shared.options) if shared else (pointer, options)
         is_broadcast = has_r and not has_x and self.tile.x_lanes and self.space.is_inner
-        if is_broadcast and not (self.tile.is_row_wide or of_blocks):
+        if is_broadcast and not (self.tile.is_row_wide or chunk.of_blocks):
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
         options += hint(self.plan, tensor, is_later=self.program == BLOCK)
         text = converted(self.load_text(self.source_of(tensor), pointer, options), tensor.dtype, dtype)
         text = shared.spread(text) if shared else text
         has_x &= self.tile.x_lanes
-        return self.assign(self.name(tensor, chunk), text, dtype, has_x, has_r, of_blocks=of_blocks and has_r)
+        return self.assign(self.name(tensor, chunk), text, dtype, has_x, has_r, of_blocks=chunk.of_blocks and has_r)
 
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         assert not self.is_reduction(expr), f"{expr.output} is read before it is reduced"
@@ -205,8 +207,11 @@ class Emitter(Addresses):
 
     def inputs_of(self, expr: Expr, chunk: Chunk) -> list[Text]:
         """What ``expr`` reads; what has one number for each block as one for each element, where the output has."""
-        found = [self.value(t, chunk) for t in expr.tensors]
         if expr.output in self.space.of_blocks:
+            first = partial(first_of_blocks, self.tile, chunk, self.offset)
+            return [self.value(t, first() if self.is_beside_blocks(t, expr) else chunk) for t in expr.tensors]
+        found = [self.value(t, chunk) for t in expr.tensors]
+        if chunk.of_blocks:
             return found
         for k, (tensor, value) in enumerate(zip(expr.tensors, found, strict=True)):
             if value.of_blocks:
@@ -216,6 +221,13 @@ class Emitter(Addresses):
                     self.values[key] = self.assign(name, text, value.dtype, self.tile.x_lanes, True)
                 found[k] = self.values[key]
         return found
+
+    def is_beside_blocks(self, tensor: BoundTensor, reader: Expr | None) -> bool:
+        """Does ``reader``, which makes one number for each block, read one of ``tensor`` that no block is reduced to?"""
+        blocks = self.space.of_blocks
+        if reader is None or reader.output not in blocks or tensor in blocks:
+            return False
+        return self.space.has_r(tensor) and self.space.atoms[tensor].isdisjoint(self.space.block)
 
     def is_spread(self, expr: Expr) -> bool:
         """Has the last tensor that ``expr`` reads one number for several elements that it makes?"""
@@ -350,6 +362,12 @@ class Emitter(Addresses):
         if self.space.grouped and value.has_x and not has_x:  # one place for all columns, which are of one group
             pointer, has_x = f"{pointer} + {chunk.piece.lane} * 0", True
         text = self.stored_text(value.text, tensor)
+        if value.of_blocks and self.schedule.members and value.dtype is tensor.dtype is DataType.Float:
+            self.use("store_by_all")
+            there = " & ".join(f"{m}.to(tl.int32)" for m in self.masks(has_x, has_r, chunk)) or "1"
+            self.accesses.append(MemoryAccess("store", tensor, pointer))
+            self.out.line(f"store_by_all({pointer}, {text}, {there})")
+            return
         mask = self.mask(has_x, has_r, chunk)
         if self.schedule.members and not has_r:
             mask = f"{mask} & (member == 0)" if mask else ", mask=member == 0"
@@ -360,6 +378,8 @@ class Emitter(Addresses):
     def combine(self, expr: Expr, value: Text, chunk: Chunk) -> str:
         """One chunk's contribution, masked lanes neutral."""
         acc = accumulator(expr)
+        if value.of_blocks and chunk.is_masked:
+            chunk = first_of_blocks(self.tile, chunk, self.offset)
         text, is_whole = acc.prepared(value.text, value.dtype), value.has_r or chunk.is_masked
         if not is_whole or (self.tile.is_row_wide and not value.has_x):
             text = f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"

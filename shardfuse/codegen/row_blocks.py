@@ -36,12 +36,15 @@ def spread(tile: Tile, chunk: Chunk, text: str) -> str:
 
 
 def first_of_blocks(tile: Tile, chunk: Chunk, named: Callable[[str], str]) -> Chunk:
-    """The lanes of ``chunk`` that are the first of their blocks.  ``named``: gives a text a name."""
+    """The lanes of ``chunk`` that are the first of their blocks.  ``named``: gives a text a name.
+
+    What is read there is one number for each block, and has a name of its own.
+    """
     *_, count, size = blocks_of(tile, chunk)
     lane = named(f"{tile.part_start}{tile.lanes(count, reduced=True)} * {size}")
     inside = f"{lane} + {chunk.start} < {tile.own_share}" if tile.schedule.members else f"{lane} < {chunk.valid}"
     mask = named(inside) if chunk.is_masked else chunk.mask
-    return replace(chunk, lane=lane, mask=mask)
+    return replace(chunk, suffix=f"{chunk.suffix}_b", lane=lane, mask=mask, of_blocks=True)
 
 
 def sums_made_first(space: Space) -> list[BoundTensor]:

@@ -64,6 +64,7 @@ class Chunk:
     ``start`` is ``None`` where the index is a variable (``index``), as in a loop; in a group it counts from ``first``.
     ``block``: how many lanes it has, named ``lane``.  ``mask``: the name of its mask.
     ``piece``: which of the program's columns.  ``turn``: the index that this turn of a loop begins with.
+    ``of_blocks``: are its lanes the first of each block of a row?
     """
 
     suffix: str
@@ -76,6 +77,7 @@ class Chunk:
     index: str = "r"
     piece: Piece = _ALL_COLUMNS
     turn: str = "start"
+    of_blocks: bool = False
 
     def where(self, text: str, neutral: str) -> str:
         """``text`` in the lanes that are within the mask."""

@@ -122,6 +122,10 @@ class Groups:
     pair_held: int = 40
     """The same of each of two inputs of 16 bits. The gradient of a group norm of 2 x 640 x 64 x 64, 2 x 960 x 96 x
     96 took 18 and 56 us so, with 32 in twice as large groups 21 and 71."""
+    of_blocks: tuple[tuple[int, int], ...] = ((40, 16), (64, 12))
+    """Elements that a thread holds of each of two inputs of which blocks are summed too, and resident warps. That
+    gradient of 32 x 128 x 256 x 256 took 547 us with 64, with 40 in twice as large groups more than 693; of 16 x 320 x
+    64 x 64, 40 elements of a thread, 54 us with 16 resident warps and 57 with 12."""
     resident: int = 20
     wide_resident: int = 16
     """Resident warps of groups that hold 16-bit rows, and 32-bit ones, which spilled up to 300 bytes with 20."""
@@ -349,7 +353,7 @@ H200_MEASURED = Measured()
 """The only GPU that was measured."""
 UNTIMED = Measured(
     rows=Rows(held_resident=20, narrow_resident=24),
-    groups=Groups(resident=16, few_resident=20, loop_resident=12),
+    groups=Groups(of_blocks=((40, 12), (64, 8)), resident=16, few_resident=20, loop_resident=12),
     pairs=Pairs(resident=((24, 20), (40, 12), (56, 8))),
     lagged=Lagged(most_resident=12, two_ahead_resident=8),
     row_loops=RowLoops(lagged_shapes=((8, 2, 2), (12, 1, 2), (8, 1, 2))),

@@ -30,7 +30,7 @@ def _closure(name: str, interpret: bool) -> tuple[str, ...]:
 def _library(interpret: bool) -> dict[str, str]:
     """Every function's text, by its name."""
     folder = Path(__file__).parent
-    files = ["gpu_functions.py", "random_functions.py", "sums_in_pairs.py"]
+    files = ["gpu_functions.py", "word_functions.py", "random_functions.py", "sums_in_pairs.py"]
     files += ["interpreted_functions.py"] if interpret else []
     found: dict[str, str] = {}
     for file in files:

@@ -284,52 +284,6 @@ def squares_around(mean, x, shape: tl.constexpr):
     return apart * apart
 
 
-# 16-bit values, two in a word.
-
-
-@triton.jit
-def packed(x):
-    """Pairs of 16-bit values, a word each."""
-    low, high = tl.split(tl.reshape(x.to(tl.int16, bitcast=True), [x.shape[0] // 2, 2]))
-    return (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
-
-
-@triton.jit
-def unpacked_bf16(words):
-    """The bfloat16 values of ``words``, in order."""
-    low = (words << 16).to(tl.float32, bitcast=True)
-    return tl.interleave(low, (words & -65536).to(tl.float32, bitcast=True))
-
-
-@triton.jit
-def unpacked_fp16(words):
-    """The float16 values of ``words``, in order."""
-    low = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return tl.interleave(low, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32))
-
-
-@triton.jit
-def larger_bf16(a, b):
-    """Of each value of the words; NaN if either is."""
-    return tl.inline_asm_elementwise(
-        "max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def larger_f16(a, b):
-    """Of each value of the words; NaN if either is."""
-    return tl.inline_asm_elementwise(
-        "max.NaN.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def again(words):
-    """``words``, which the compiler takes for others: it widens them anew, and does not keep them wide."""
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [words], dtype=tl.int32, is_pure=False, pack=1)
-
-
 # Programs of one launch that wait for one another.
 
 
@@ -382,6 +336,17 @@ def post(ptr, epoch, value):
 def collect(ptr):
     """The bits of every member's word."""
     return (tl.load(ptr, volatile=True) & 0xFFFFFFFF).to(tl.int32)
+
+
+# A store of Triton's moves what a warp has added up through shared memory first, so that other threads store it: 20
+# barriers for the blocks of a row of 10240 elements.
+@triton.jit
+def store_by_all(ptr, value, there):
+    """Store 32 bits where ``there``: each thread that has them does, the same bits in one transaction of a warp."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p st.global.b32 [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r,r", [ptr, value.to(tl.int32, bitcast=True), there], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit

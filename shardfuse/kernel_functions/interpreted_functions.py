@@ -43,3 +43,8 @@ def to_bfloat16(x):
     b = x.to(tl.int32, bitcast=True)
     y = ((b + 0x7FFF + ((b >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
     return tl.where(x == x, y, x)
+
+
+@triton.jit
+def store_by_all(ptr, value, there):
+    tl.store(ptr, value, mask=there != 0)

@@ -104,7 +104,7 @@ def _forms(space: Features) -> Iterator[Schedule | None]:
     yield packed_row(space)
     yield None if space.block else paired_group(space.joined)
     if too_long(space) is not None:
-        yield lagged_group(space.joined, are_few_held=space.are_few_held)
+        yield None if space.sums_slow_blocks else lagged_group(space.joined, are_few_held=space.are_few_held)
         yield held_by_group(space)
         return
     yield _invariant_row(space)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..device import LINE_BYTES
 from .features import Features, itemsizes
-from .limits import LONG_WARPS, MAX_WARPS, WARP, WIDEST_LOAD, in_powers_of_two, power_of_two
+from .limits import LONG_WARPS, MAX_WARPS, WARP, WARPS, WIDEST_LOAD, in_powers_of_two, power_of_two
 from .resources import resident, resident_copies, turn_bytes
 from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .schedule_parts import MAX_MEMBERS
@@ -53,6 +53,8 @@ def why_not_held(space: Features) -> str | None:
             f"a row of {space.reduced} elements is longer than {longest}, what a group of {MAX_MEMBERS} programs holds"
         )
     members, warps, registers = (_columns_alone if space.grouped else _rows_alone)(space)
+    if members > MAX_MEMBERS:
+        return f"a row of {space.reduced} elements takes {members} programs, a group has {MAX_MEMBERS} at most"
     programs = resident(space.device, warps, registers)
     if members > programs:
         return f"a row of {space.reduced} elements takes {members} programs, {programs} run at once"
@@ -65,11 +67,21 @@ _Smallest = tuple[int, int, int]
 
 def _rows_alone(space: Features) -> _Smallest:
     tuned = space.tuned.groups
+    if space.block and len(space.streamed) > 1:
+        return _blocks_alone(space)
     n, held, registers = space.reduced, _held(space), _registers(space)
     if space.are_few_held:
         held, registers = tuned.few_held, space.device.bound(tuned.few_resident)
     warps = LONG_WARPS if n <= MAX_MEMBERS * LONG_WARPS * WARP * held else MAX_WARPS
     return max(power_of_two(-(-n // (warps * WARP * held))), 2), warps, registers
+
+
+def _blocks_alone(space: Features) -> _Smallest:
+    """Few warps, since each meets the others of its program less often than it adds up blocks of its own."""
+    lanes, tuned = WARPS * WARP, space.tuned.groups.of_blocks
+    members = max(power_of_two(-(-space.reduced // (lanes * tuned[-1][0]))), 2)
+    warps = next(warps for held, warps in tuned if space.reduced <= members * lanes * held)
+    return members, WARPS, space.device.bound(warps)
 
 
 def _columns_alone(space: Features) -> _Smallest:

@@ -2,6 +2,7 @@
 
     T4[row] = sum(T3[row, block, element])              the statistic of a norm
     T14[row, block] = max(T13[row, block, element])     the scale of 128 elements that are quantised
+    T15[row] = sum(T14[row, block])                     of what there is one of for each block
 
 Whoever holds a row in registers has its blocks: a reduction of each is one of the tile ``[blocks, elements]``.  It ends
 no phase, as no element of another block has to be there before it.
@@ -23,13 +24,15 @@ _OF_BLOCKS = Pointwise | Cast | Set | View | Reduce
 def split_reduced(lost: Mapping[frozenset[Digit], Expr]) -> tuple[frozenset[Digit], frozenset[Digit]] | str:
     """What is reduced, and what of it is in each block; or why there is no such pair.
 
-    ``lost``: every set of atoms that some reduction takes, with the first that does.
+    ``lost``: every set of atoms that some reduction takes, with the first that does.  What blocks have been reduced to
+    may be reduced along the row.
     """
     if len(lost) < 2:
         return next(iter(lost), frozenset[Digit]()), frozenset()
     (first, _), (second, other), *more = lost.items()
-    block, whole = (first, second) if first < second else (second, first)
-    if more or not block < whole or not isinstance(lost[block].op, Reduce):
+    block = second if second < first else first
+    whole = frozenset[Digit]().union(*lost)
+    if not set(lost) <= {block, whole, whole - block} or not isinstance(lost[block].op, Reduce):
         return f"{other.output} reduces {listed(second)}, others {listed(first)}"
     return whole, block
 
@@ -52,8 +55,10 @@ def why_no_blocks(segment: Segment, r: Axis, inside: int, block: frozenset[Digit
     ordered = next((e for e in segment.exprs if isinstance(e.op, Reduce) and e.op.in_pairs), None)
     if ordered is not None:
         return f"{ordered.output} is added up in pairs, as no kernel does beside blocks of a row"
-    others = frozenset(r) - block
+    others, made = frozenset(r) - block, of_blocks(segment, atoms, r, innermost)
     for expr in segment.exprs:
+        if isinstance(expr.op, Reduce) and (t := expr.tensors[0]) not in made and atoms[t] - atoms[expr.output] == others:
+            return f"{t}, which {expr.output} reduces, is made of no blocks"
         found = next((t for t in expr.outputs if atoms[t] & others and atoms[t] & block != block), None)
         if found is not None and (atoms[found] & block or not isinstance(expr.op, _OF_BLOCKS)):
             return f"{found} = {expr.op.name} has a part of each block"
@@ -70,19 +75,12 @@ def _is_uneven(atom: Digit, segment: Segment) -> bool:
 
 
 def of_blocks(segment: Segment, atoms: Atoms, r: Sequence[Digit], block: Sequence[Digit]) -> frozenset[BoundTensor]:
-    """What has one element for each block: all that is made of reductions of blocks, and what it is made with.
-
-    What is read beside whole rows alone, as the weight of a channel that is a block, is read element by element.
-    """
+    """What is made of reductions of blocks, and has one element for each."""
     if not block:
         return frozenset()
     others, found = frozenset(r).difference(block), set[BoundTensor]()
-    may_be = {t for t, own in atoms.items() if own.isdisjoint(block) and not own.isdisjoint(others)}
     for e in segment.exprs:
         is_first = isinstance(e.op, Reduce) and not atoms[e.tensors[0]].isdisjoint(block)
         if is_first or not found.isdisjoint(e.tensors):
-            found |= may_be.intersection(e.outputs)
-    for e in reversed(segment.exprs):
-        if not found.isdisjoint(e.outputs):
-            found |= may_be.intersection(e.tensors)
+            found |= {t for t in e.outputs if atoms[t].isdisjoint(block) and not atoms[t].isdisjoint(others)}
     return frozenset(found)

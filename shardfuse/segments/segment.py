@@ -121,6 +121,22 @@ def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Exp
     return found[::-1]
 
 
+def in_order(exprs: Iterable[Expr]) -> list[Expr]:
+    """``exprs`` so that what one of them makes is read behind it, otherwise in the order given."""
+    exprs = list(exprs)
+    maker = {t: e for e in exprs for t in e.outputs}
+    done: dict[Expr, None] = {}
+    for expr in exprs:
+        todo = [expr]
+        while todo:
+            before = [m for t in todo[-1].tensors if (m := maker.get(t)) is not None and m not in done]
+            if before:
+                todo += before
+            else:
+                done[todo.pop()] = None
+    return list(done)
+
+
 def segment_of(exprs: Iterable[Expr], outputs: Sequence[BoundTensor]) -> Segment:
     """What of ``exprs`` leads to ``outputs``."""
     return Segment.of(leading_to(exprs, outputs), outputs)

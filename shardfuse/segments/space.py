@@ -203,7 +203,7 @@ def analyse(segment: Segment) -> Space | str:
     reduced, block = found
     phase: dict[BoundTensor, int] = dict.fromkeys(segment.inputs, 0)
     for expr in segment.exprs:
-        is_end = not isinstance(expr.op, Pick) and lost.get(expr) == reduced
+        is_end = not isinstance(expr.op, Pick) and lost.get(expr) in (reduced, reduced - block)
         ends = max((phase[t] for t in expr.tensors), default=0) + is_end
         for t in expr.outputs:
             phase[t] = ends

@@ -9,21 +9,24 @@ becomes, with blocks of 256 neighbours of a row::
     B: T12[g, c] = sum(T12p, (n, b))                                  reads those alone
 
 The gradient of a group norm so reads each of its inputs once.  A block lies in what one warp loads at once, so that its
-sum takes no shared memory.
+sum takes no shared memory.  A sum of the row that differs by factors which all of a block have alike is one of what
+blocks have been summed to::
+
+    A: T9[n, g] = sum(T11 * weight, (c, h, w))   becomes   T9[n, g] = sum(T12p * weight, (c, b))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..ir.digits import Axis, CutError, extent, merge, split
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Reduce, Reshape, is_reduction
+from ..ir.op import Pointwise, Reduce, Reshape, Squeeze, View, is_reduction
 from .recompute import moved_bytes
-from .segment import Segment, leading_to
+from .segment import Segment, in_order, leading_to, segment_of
 from .space import Space, analyse
 
 Pair = tuple[Segment, Segment]
@@ -59,8 +62,13 @@ def _adds_up(segment: Segment) -> bool:
     """Are all of its reductions sums, in whatever order, over the same axes of tensors that are cut alike?"""
     sums = [e for e in segment.exprs if isinstance(e.op, Reduce)]
     kinds = {(e.op.axes, e.tensors[0].domain, e.output.dtype) for e in sums if isinstance(e.op, Reduce)}
-    is_free = all(is_reduction(e.op, "sum") and not (e.op.in_pairs or e.op.segments or e.partial) for e in sums)
-    return len(kinds) == 1 and is_free
+    return len(kinds) == 1 and all(map(_is_free_sum, sums))
+
+
+def _is_free_sum(expr: Expr) -> bool:
+    """Is it a sum of what a rank has, in whatever order?"""
+    op = expr.op
+    return is_reduction(op, "sum") and not (op.in_pairs or op.segments or op.mesh_dims or expr.partial)
 
 
 def _may_move(segments: Sequence[Segment], a: int, b: int) -> bool:
@@ -82,10 +90,15 @@ def _in_blocks(rows: Segment, sums: Segment, widest: int) -> tuple[Pair, dict[Ex
         return None
     instead = {expr: _summed(expr, *cuts) for expr in added}
     before = leading_to(sums.exprs, [e.tensors[0] for e in added])
-    inside = [*dict.fromkeys((*rows.exprs, *before)), *(e for new in instead.values() for e in new[:-1])]
+    exprs = [*dict.fromkeys((*rows.exprs, *before)), *(e for new in instead.values() for e in new[:-1])]
     stored = [new[-2].output for new in instead.values()]
+    maker = {e.output: e for e in exprs}
+    parts = [(e.tensors[0], new[-2].output) for e, new in instead.items()]
+    of_rows = {e: new for e in rows.exprs for x, part in parts if (new := _from_blocks(e, x, part, maker))}
+    instead |= of_rows
+    inside = in_order([new for e in exprs for new in of_rows.get(e, [e])])
     behind = leading_to([instead[e][-1] if e in instead else e for e in sums.exprs], sums.outputs)
-    after = Segment.of(inside, (*rows.outputs, *stored)), Segment.of(behind, sums.outputs)
+    after = segment_of(inside, (*rows.outputs, *stored)), Segment.of(behind, sums.outputs)
     return after, instead
 
 
@@ -127,3 +140,75 @@ def _summed(expr: Expr, blocks: Axis, own: Axis) -> list[Expr]:
     summed = Expr(Reduce("sum", (first + 1,)), (whole,), (part,), chunk=expr.chunk)
     axes = (*(a for a in expr.op.axes if a < first), first)
     return [reshape, summed, replace(expr, op=Reduce("sum", axes), inputs=(part,))]
+
+
+# sums of rows that are made of those of blocks
+
+_Makers = Mapping[BoundTensor, Expr]
+_MUL = Pointwise("mul")
+
+
+def _from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -> list[Expr] | None:
+    """The sum ``expr`` of a row as one of ``part``, the sums of blocks of ``x``; ``None`` where it is none of those.
+
+    What it adds up has to be ``x`` times what all of a block have alike.
+    """
+    if not _is_free_sum(expr) or expr.output.dtype is not part.dtype:
+        return None
+    assert isinstance(expr.op, Reduce), expr
+    beside = _quotient(expr.tensors[0], x, maker)
+    inner = len(x.domain.logical) - len(part.domain.logical) + 1
+    if beside is None or any(not _is_alike(t, x, part, inner) for t in beside):
+        return None
+    kept = tuple(axis for k, axis in enumerate(expr.tensors[0].domain.logical) if k not in expr.op.axes)
+    whole = merge(*part.domain.logical)
+    try:
+        outer, rest = split(whole, extent(whole) // extent(merge(*kept)))
+    except CutError:
+        return None
+    if outer != merge(*kept) or kept != expr.output.domain.logical:
+        return None
+    name, found, last = expr.output.name, list[Expr](), part
+    for k, t in enumerate(beside):
+        axes = tuple(range(len(part.domain.logical), len(x.domain.logical)))
+        one = BoundTensor(f"{name}w{k}", t.dtype, replace(t.domain, logical=t.domain.logical[: len(part.axes)]))
+        product = BoundTensor(f"{name}m{k}", part.dtype, part.domain)
+        found += [Expr(Squeeze(axes), (t,), (one,)), Expr(_MUL, (last, one), (product,))]
+        last = product
+    row = BoundTensor(f"{name}r", part.dtype, BoundDomain((*kept, rest), part.domain.mesh))
+    found.append(Expr(Reshape(tuple(map(extent, row.domain.logical))), (last,), (row,)))
+    return [*found, replace(expr, op=Reduce("sum", (len(kept),)), inputs=(row,))]
+
+
+def _is_alike(tensor: BoundTensor, x: BoundTensor, part: BoundTensor, inner: int) -> bool:
+    """Has ``tensor`` the axes of ``x`` or none in their place, and none in that of its last ``inner`` axes?"""
+    own, axes = tensor.domain.logical, x.domain.logical
+    if len(own) != len(axes) or tensor.dtype is not part.dtype or any(own[len(axes) - inner :]):
+        return False
+    return all(a in ((), b) for a, b in zip(own, axes, strict=True))
+
+
+def _quotient(product: BoundTensor, x: BoundTensor, maker: _Makers) -> list[BoundTensor] | None:
+    """The factors of ``product`` that are none of ``x``; ``None`` where ``x`` has others."""
+    factors = _factors(product, maker)
+    for source, _ in _factors(x, maker):
+        at = next((k for k, (own, _) in enumerate(factors) if own is source), None)
+        if at is None:
+            return None
+        del factors[at]
+    return [as_read for _, as_read in factors]
+
+
+def _factors(tensor: BoundTensor, maker: _Makers) -> list[tuple[BoundTensor, BoundTensor]]:
+    """What is multiplied: each as it was before views of it, and as it is read."""
+    found: list[tuple[BoundTensor, BoundTensor]] = []
+    todo = [tensor]
+    while todo:
+        source = as_read = todo.pop()
+        while (made := maker.get(source)) is not None and isinstance(made.op, View):
+            source = made.tensors[0]
+        if made is not None and made.op == _MUL and len(made.tensors) == 2:
+            todo += made.tensors
+        else:
+            found.append((source, as_read))
+    return found
