@@ -53,15 +53,20 @@ def write_unrolled(e: Emitter) -> None:
         if isinstance(e, Sending) and phase == 0:
             e.send(chunks)
         e.out.paragraph()
-        for chunk in chunks:
-            for tensor in wanted:
-                e.value(tensor, chunk)
-            for tensor in sums:
-                e.store(tensor, chunk)
+        _compute(e, chunks, wanted, sums)
         _finish(e, ((expr, held(e, expr, chunks)) for expr in reductions))
         e.out.paragraph()
     for tensor in _others(e, early):
         for chunk in chunks if e.space.has_r(tensor) else chunks[: len(e.tile.pieces)]:
+            e.store(tensor, chunk)
+
+
+def _compute(e: Emitter, chunks: Iterable[Chunk], wanted: Sequence[BoundTensor], stored: Sequence[BoundTensor]) -> None:
+    """The values of ``wanted``, chunk by chunk, and those that are ``stored`` at once."""
+    for chunk in chunks:
+        for tensor in wanted:
+            e.value(tensor, chunk)
+        for tensor in stored:
             e.store(tensor, chunk)
 
 

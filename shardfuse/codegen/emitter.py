@@ -11,46 +11,34 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import Coordinates
 from ..ir.op import Cast, Full, Iota, Pick, Random, Reduce, Set, Statistic, View
-from ..ir.scalar import Number, Scalar
-from ..kernel_functions import texts_of
+from ..ir.scalar import Scalar
 from ..ops.promotion import types
 from ..ops.table import POINTWISE, Rule
 from ..schedulers.plan import KernelPlan
-from ..segments.rounding import is_rounded_apart, may_be_rough, saturated
-from . import narrow
+from ..segments.rounding import is_rounded_apart, may_be_rough
 from .accumulators import Accumulator, accumulator
-from .addresses import Addresses
-from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, number_text, own_functions, pointwise_form
+from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, own_functions, pointwise_form
 from .draw import beside_a_load, draw, function_of, run_of
 from .loads import hint, in_few, shared_load
+from .numbers import Numbers
 from .row_blocks import first_of_blocks, in_blocks, spread
 from .source import BLOCK, PROGRAM, MemoryAccess, Text
 from .statements import Statement, Writer
 from .tile import R_SIZE, Chunk, Layouts, Piece, Tile
 
 
-class Emitter(Addresses):
+class Emitter(Numbers):
     """Writes one kernel's body for one rank."""
 
     def __init__(
         self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates, *, interpret: bool, program: str = PROGRAM
     ) -> None:
-        super().__init__(plan, Tile(plan, layouts, coordinates))
-        self.interpret = interpret
+        super().__init__(plan, Tile(plan, layouts, coordinates), interpret=interpret)
         self.program = program
         self.out = Writer()
         self.producer = {t: e for t, e in plan.segment.maker.items() if t not in plan.segment.windows}
         self.values: dict[tuple[BoundTensor, str], Text] = {}
-        self.helpers: dict[str, str] = {}
         self.starts: dict[str, int] = {}
-        self.saturated = frozenset[BoundTensor]() if interpret else saturated(plan.segment)
-        self._read = {t for e in plan.segment.exprs for t in e.tensors}
-
-    def use(self, *functions: str) -> None:
-        """Have these functions, and those that they call, in the kernel's file."""
-        for name in filter(None, functions):
-            for called, text in texts_of(name, interpret=self.interpret).items():
-                self.helpers.setdefault(called, text)
 
     @property
     def body(self) -> list[Statement]:
@@ -223,7 +211,7 @@ class Emitter(Addresses):
         return found
 
     def is_beside_blocks(self, tensor: BoundTensor, reader: Expr | None) -> bool:
-        """Does ``reader``, which makes one number for each block, read one of ``tensor`` that no block is reduced to?"""
+        """Does ``reader``, which makes one number for each block, read one that no block is reduced to?"""
         blocks = self.space.of_blocks
         if reader is None or reader.output not in blocks or tensor in blocks:
             return False
@@ -279,37 +267,6 @@ class Emitter(Addresses):
                 is_alone = self.interpret and compute is DataType.Bool and not (source.has_x or source.has_r)
                 found.append((f"libdevice.int1({source.text})", compute) if is_alone else (source.text, source.dtype))
         return [text for text, _ in found], [dtype for _, dtype in found]
-
-    def scalar(self, scalar: Scalar, wanted: DataType) -> tuple[str, DataType]:
-        """A literal is written in the type that is wanted; an argument comes as float64 or int64, exactly."""
-        if scalar.is_literal:
-            text, functions = number_text(cast(Number, scalar.value), wanted, interpret=self.interpret)
-            self.use(*functions)
-            return text, wanted
-        if not (self.interpret and scalar.dtype.is_floating):
-            return scalar.name, DataType.Double if scalar.dtype.is_floating else DataType.Int
-        text = f"libdevice.float64({scalar.name})"  # the interpreter hands a float over as Python's own
-        return (f"libdevice.int1({text})", wanted) if wanted is DataType.Bool else (text, DataType.Double)
-
-    def rounded(self, text: str, tensor: BoundTensor) -> str:
-        """Rounded to the dtype of ``tensor`` where that is narrow; where it is only stored, the store does that."""
-        by_hand = self.interpret and tensor.dtype is DataType.BFloat16
-        if not tensor.dtype.is_low_precision or (tensor not in self._read and not by_hand):
-            return text
-        if tensor in self.saturated:
-            return f"{narrow.saturating(text, tensor.dtype)}.to(tl.float32)"
-        self.use_rounding(tensor.dtype)
-        return narrow.rounded(text, tensor.dtype, interpret=self.interpret)
-
-    def stored_text(self, text: str, tensor: BoundTensor) -> str:
-        """``text`` so that a store to ``tensor`` rounds it rightly."""
-        if tensor in self.saturated:
-            return narrow.saturating(text, tensor.dtype)
-        self.use_rounding(tensor.dtype)
-        return narrow.stored(text, tensor.dtype, interpret=self.interpret)
-
-    def use_rounding(self, dtype: DataType) -> None:
-        self.helpers |= narrow.helpers(dtype, interpret=self.interpret)
 
     def full(self, expr: Expr, chunk: Chunk) -> Text:
         value, dtype = cast(Scalar, expr.inputs[0]), expr.output.dtype.compute

@@ -48,9 +48,7 @@ def first_of_blocks(tile: Tile, chunk: Chunk, named: Callable[[str], str]) -> Ch
 
 
 def sums_made_first(space: Space) -> list[BoundTensor]:
-    """Outputs of blocks that wait for no reduction of the row: stored before it, what they are made of need not be held.
-
-    Of a row that is not reduced they are what is stored last.
-    """
+    """Outputs of blocks that wait for no reduction of the row, which are stored before it: what they are made of is not
+    held.  Of a row that is not reduced they are what is stored last."""
     outputs = space.segment.outputs if space.phases > 1 else ()
     return [t for t in outputs if t in space.of_blocks and not space.phase[t]]

@@ -345,7 +345,11 @@ def store_by_all(ptr, value, there):
     """Store 32 bits where ``there``: each thread that has them does, the same bits in one transaction of a warp."""
     tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p st.global.b32 [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r,r", [ptr, value.to(tl.int32, bitcast=True), there], dtype=tl.int32, is_pure=False, pack=1
+        "=r,l,r,r",
+        [ptr, value.to(tl.int32, bitcast=True), there],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
     )
 
 

@@ -29,7 +29,7 @@ def split_reduced(lost: Mapping[frozenset[Digit], Expr]) -> tuple[frozenset[Digi
     """
     if len(lost) < 2:
         return next(iter(lost), frozenset[Digit]()), frozenset()
-    (first, _), (second, other), *more = lost.items()
+    (first, _), (second, other), *_ = lost.items()
     block = second if second < first else first
     whole = frozenset[Digit]().union(*lost)
     if not set(lost) <= {block, whole, whole - block} or not isinstance(lost[block].op, Reduce):
@@ -57,7 +57,11 @@ def why_no_blocks(segment: Segment, r: Axis, inside: int, block: frozenset[Digit
         return f"{ordered.output} is added up in pairs, as no kernel does beside blocks of a row"
     others, made = frozenset(r) - block, of_blocks(segment, atoms, r, innermost)
     for expr in segment.exprs:
-        if isinstance(expr.op, Reduce) and (t := expr.tensors[0]) not in made and atoms[t] - atoms[expr.output] == others:
+        if (
+            isinstance(expr.op, Reduce)
+            and (t := expr.tensors[0]) not in made
+            and atoms[t] - atoms[expr.output] == others
+        ):
             return f"{t}, which {expr.output} reduces, is made of no blocks"
         found = next((t for t in expr.outputs if atoms[t] & others and atoms[t] & block != block), None)
         if found is not None and (atoms[found] & block or not isinstance(expr.op, _OF_BLOCKS)):

@@ -186,8 +186,7 @@ def as_columns(space: Spaces, line: int) -> Spaces:
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn
 def analyse(segment: Segment) -> Space | str:
     """The space of ``segment``, or why no single kernel can walk it."""
-    cut = cut_into_atoms(segment)
-    if isinstance(cut, str):
+    if isinstance(cut := cut_into_atoms(segment), str):
         return cut
     lost = cut[2]
     taken: dict[frozenset[Digit], Expr] = {}

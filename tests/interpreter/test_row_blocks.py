@@ -161,6 +161,10 @@ def test_schedules_that_have_no_blocks_are_refused() -> None:
     assert made(kernel.schedule)
     plain = Schedule(Tile(1, 512))
     assert made(plain)
-    for wrong in (plain.sized(reduced=64), replace(plain, group=Group(2, 4, Lagged(2))), replace(plain, residency=Loop())):
+    for wrong in (
+        plain.sized(reduced=64),
+        replace(plain, group=Group(2, 4, Lagged(2))),
+        replace(plain, residency=Loop()),
+    ):
         with pytest.raises(ScheduleError, match="no kernel can follow"):
             made(wrong)
