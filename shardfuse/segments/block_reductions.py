@@ -21,7 +21,9 @@ _OF_BLOCKS = Pointwise | Cast | Set | View | Reduce
 """Ops whose results may be one for each block."""
 
 
-def split_reduced(lost: Mapping[frozenset[Digit], Expr]) -> tuple[frozenset[Digit], frozenset[Digit]] | str:
+def split_reduced(
+    lost: Mapping[frozenset[Digit], Expr], atoms: Atoms
+) -> tuple[frozenset[Digit], frozenset[Digit]] | str:
     """What is reduced, and what of it is in each block; or why there is no such pair.
 
     ``lost``: every set of atoms that some reduction takes, with the first that does.  What blocks have been reduced to
@@ -32,7 +34,8 @@ def split_reduced(lost: Mapping[frozenset[Digit], Expr]) -> tuple[frozenset[Digi
     (first, _), (second, other), *_ = lost.items()
     block = second if second < first else first
     whole = frozenset[Digit]().union(*lost)
-    if not set(lost) <= {block, whole, whole - block} or not isinstance(lost[block].op, Reduce):
+    is_cut = set(lost) <= {block, whole, whole - block} and isinstance(lost[block].op, Reduce)
+    if not is_cut or any(atoms[e.tensors[0]] & block for gone, e in lost.items() if gone == whole - block):
         return f"{other.output} reduces {listed(second)}, others {listed(first)}"
     return whole, block
 
@@ -57,12 +60,9 @@ def why_no_blocks(segment: Segment, r: Axis, inside: int, block: frozenset[Digit
         return f"{ordered.output} is added up in pairs, as no kernel does beside blocks of a row"
     others, made = frozenset(r) - block, of_blocks(segment, atoms, r, innermost)
     for expr in segment.exprs:
-        if (
-            isinstance(expr.op, Reduce)
-            and (t := expr.tensors[0]) not in made
-            and atoms[t] - atoms[expr.output] == others
-        ):
-            return f"{t}, which {expr.output} reduces, is made of no blocks"
+        read = expr.tensors[0] if isinstance(expr.op, Reduce) else None
+        if read is not None and read not in made and atoms[read] - atoms[expr.output] == others:
+            return f"{read}, which {expr.output} reduces, is made of no blocks"
         found = next((t for t in expr.outputs if atoms[t] & others and atoms[t] & block != block), None)
         if found is not None and (atoms[found] & block or not isinstance(expr.op, _OF_BLOCKS)):
             return f"{found} = {expr.op.name} has a part of each block"

@@ -128,8 +128,10 @@ class _Rewrite:
         return is_same and top.tensors == (x,) and made_by(centre, self.maker) is top
 
     def is_one_walk(self, first: Expr, second: Expr) -> bool:
-        """Is it reduced here, and in a type that is not rounded?"""
+        """Is it reduced here, element by element, and in a type that is not rounded?"""
         x = first.tensors[0]
+        if x in self.space.of_blocks:
+            return False
         is_wide = x.dtype in _WIDE and x.dtype is first.output.dtype is second.output.dtype
         return is_wide and self.space.has_r(x) and not self.space.has_r(first.output)
 

@@ -194,7 +194,7 @@ def analyse(segment: Segment) -> Space | str:
         if not isinstance(expr.op, Reduce | Statistic | Pick):
             return f"{expr.output} = {expr.op.name} lacks {listed(gone)}"
         taken.setdefault(gone, expr)
-    found = split_reduced(taken)
+    found = split_reduced(taken, cut[1])
     if isinstance(found, str):
         return found
     if len(runs := all_pair_runs(segment)) > 1:

@@ -44,6 +44,8 @@ def sum_in_blocks(
     """
     found, instead = list(segments), dict[Expr, list[Expr]]()
     for sums in filter(_adds_up, segments):
+        if sums not in found:
+            continue  # it has the blocks of others now
         b = found.index(sums)
         for a, rows in enumerate(found):
             both = _in_blocks(rows, sums, widest) if a != b and _may_move(found, a, b) else None
