@@ -256,10 +256,19 @@ class InputCountError(ShardfuseError):
 
 
 class NoPlanError(ShardfuseError):
-    """``explain`` or ``last_trace`` was asked about a fusion whose sizes are not known."""
+    """``explain`` or ``last_trace`` was asked about a fusion whose sizes are not known.
 
-    def __init__(self, function: str = "explain", taken: str = ", or pass inputs=[...] or sizes={...}") -> None:
-        super().__init__(f"{function}() needs sizes: execute the fusion first{taken}")
+    ``rank``: this one, where it is on no mesh of the fusion and so was not told the sizes of a run.
+    """
+
+    def __init__(
+        self, function: str = "explain", taken: str = ", or pass inputs=[...] or sizes={...}", rank: int | None = None
+    ) -> None:
+        remedy = f"execute the fusion first{taken}"
+        if rank is not None:
+            remedy = f"rank {rank}, which is on no mesh of the fusion, was told none and ran nothing; pass sizes={{...}} "
+            remedy += "here or in the call, or ask a rank of these meshes"
+        super().__init__(f"{function}() needs sizes: {remedy}")
 
 
 class PageError(ShardfuseError, OSError):

@@ -135,7 +135,9 @@ class _Segmenter:
         if isinstance(expr.op, Cast):
             is_wider = expr.output.dtype.itemsize >= expr.tensors[0].dtype.itemsize
             return is_wider and refusal_of(expr) is None  # a kernel has no complex numbers
-        return isinstance(expr.op, View | Window)
+        if isinstance(expr.op, Window):
+            return refusal_of(expr) is None
+        return isinstance(expr.op, View)
 
     def is_of_indices(self, expr: Expr) -> bool:
         """Does it depend on indices and numbers alone, and does a kernel compute it?"""

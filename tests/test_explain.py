@@ -11,6 +11,7 @@ import torch
 from ranks import run_ranks
 from thread_check import Placement, X, Y, shard, world_mesh
 
+import shardfuse
 from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.errors import NoPlanError
 from shardfuse.executor.steps import Call, Start
@@ -148,6 +149,29 @@ def test_sizes_are_needed() -> None:
     fd.execute(inputs)
     assert fd.explain() == by_sizes
     assert fd.explain(sizes={x: (4, 16), w: (16,)}).bytes < by_sizes.bytes
+
+
+def explained_beside_the_mesh() -> str:
+    rank = shardfuse.initialize().rank
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 3])
+        x.set_device_mesh(DeviceMesh([0, 1]))
+        x.outer_split(0, 2, uneven=True)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+        fd.add_output(fd.ops.add(x, 1.0))
+    fd.execute([torch.ones(2, 3)])
+    for ask in (fd.explain, fd.last_trace):
+        if rank < 2:
+            assert ask()
+        else:
+            with pytest.raises(NoPlanError, match=r"needs sizes: rank 2, which is on no mesh of the fusion"):
+                ask()
+    return str(fd.explain(sizes={x: (4, 3)}))
+
+
+def test_a_rank_on_no_mesh_is_told_no_sizes() -> None:
+    found = shardfuse.simulate(explained_beside_the_mesh, 3)
+    assert found[2] == found[0]
 
 
 def test_the_trace_holds_every_stage() -> None:

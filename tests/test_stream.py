@@ -375,6 +375,22 @@ def test_dtypes_and_orders_of_storage() -> None:
     assert out.stride() == (1, 4)
 
 
+@pytest.mark.parametrize("dtype", [DataType.ComplexFloat, DataType.Float8_e8m0fnu], ids=lambda d: d.name)
+def test_a_slice_of_a_chunk_of_what_no_kernel_computes(dtype: DataType) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 6], contiguity=True, dtype=dtype)
+        fd.add_output(fd.ops.select(x, 2, 1))
+        fd.add_output(fd.ops.slice(x, [0, 1], [4, 5]))
+    stream(x, 0, 2)
+    data = torch.arange(24).reshape(4, 6)
+    data = data.to(torch.uint8).view(dtype.torch) if dtype.itemsize == 1 else data.to(dtype.torch)
+    column, middle = fd.execute([data])
+    assert column is not None
+    assert middle is not None
+    for found, expected in ((column, data[:, 2]), (middle, data[:, 1:5])):
+        assert torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+
+
 def test_random_fusions_in_chunks() -> None:
     """Random fusions with random shardings, some axis of some input or result in chunks."""
     by_world: dict[int, list[Case]] = {}

@@ -193,7 +193,11 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
         """``form`` of each element and of the centre of its columns, reduced."""
 
         def text(c: Chunk) -> str:
-            return c.where(form.format(e.value(x, c).text, centres.get(c.piece)), neutral)
+            value = e.value(x, c)
+            element = form.format(value.text, centres.get(c.piece))
+            if not (value.has_x or value.has_r or c.is_masked):  # of a rank that has a single column
+                element = f"tl.broadcast_to({element}, {e.tile.shape_of(c)})"
+            return c.where(element, neutral)
 
         return _across_chunks(e, name, acc, out, chunks, text)
 

@@ -164,10 +164,9 @@ class FusionExecutorCache:
     ) -> Program:
         """The program for these arguments, found or made."""
         key = self._key(arguments, sizes, device)
-        if sizes or not self._asks:  # what was bound by asking other ranks has another key, and is asked about again
-            made = self.programs.get(key)
-            if made is not None:
-                return self.called(made)
+        # what was bound by asking other ranks has another key, and is asked about again
+        if (sizes or not self._asks) and (made := self.programs.get(key)) is not None:
+            return self.called(made)
         with _making if len(self._team) < 2 else nullcontext():
             made = self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
         return self.called(made)
@@ -240,8 +239,8 @@ class FusionExecutorCache:
             if unknown:
                 self._refuse_unknown(unknown[0])
             numbers = self._numbers(arguments)
-            text = self._description(found, bound.device, numbers)
-            plan = plan_on(self.plan(found, numbers, bound.device), text, bound.device, self.options)
+            plan, text = self.plan(found, numbers, bound.device), self._description(found, bound.device, numbers)
+            plan = plan_on(plan, text, bound.device, self.options)
             check_shares(self.fusion, plan, bound, found, current_rank())
             return plan
         if sizes is None and all(n >= 0 for tv in self.tensors() for n in tv.shape):
@@ -250,24 +249,25 @@ class FusionExecutorCache:
             return self.last_plan
         shapes = {tv: (sizes or {}).get(tv, tv.shape) for tv in self.tensors()}
         if sizes is None or any(n < 0 for shape in shapes.values() for n in shape):
-            raise NoPlanError
-        device = device_in_reach()
-        if device is None:
+            raise NoPlanError(rank=self._untold())
+        if (device := device_in_reach()) is None:
             return self.plan(shapes)
         return plan_on(self.plan(shapes, device=device), self._description(shapes, device), device, self.options)
 
+    def _untold(self) -> int | None:
+        return None if self.last_made is None or current_rank() in self._team else current_rank()
+
     def _refuse_unknown(self, unknown: Unknown) -> NoReturn:
         """Raises ``InputError``: a plan is made without the other ranks, who could tell the size."""
-        index = [i.val for i in self.fusion.inputs].index(unknown.tv)
+        index, found = [i.val for i in self.fusion.inputs].index(unknown.tv), f"an uneven one, {unknown.local} long"
         expected = f"a shard that tells the unsharded size of axis {unknown.axis}"
-        found = f"an uneven one, {unknown.local} long"
         raise InputError(index, unknown.tv.name, found, expected, "pass sizes={...} with the inputs")
 
     def last_trace(self) -> str:
         """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""
         if self.last_plan is None:
-            raise NoPlanError("last_trace", "")
-        stages = list(self.last_plan.trace)
+            raise NoPlanError("last_trace", "", self._untold())
+        stages = [*self.last_plan.trace]
         if self.last_program is not None:
             stages += [("kernel", source) for source in self.last_program.kernels]
             stages.append(("host program", self.last_program.text))
@@ -391,10 +391,10 @@ class FusionExecutorCache:
         return describe(self._script, {tv.name: shape for tv, shape in sizes.items()}, values, self.options, device)
 
     def _plan_of(self, call: BoundCall) -> Plan:
-        device = call.bound.device
-        return plan_on(self.plan(call.sizes, call.numbers, device), call.text, device, self.options)
+        plan = self.plan(call.sizes, call.numbers, call.bound.device)
+        return plan_on(plan, call.text, call.bound.device, self.options)
 
     def _build(self, call: BoundCall, kernels: Kernels) -> Made:
         """kernels: those of the plan whose kernels exchange; where ranks have agreed on collectives, others run."""
-        plan = self._plan_of(call)
-        return built(self.fusion, call, plan, self.options, {} if plan.apart is None else kernels)
+        kernels = {} if (plan := self._plan_of(call)).apart is None else kernels
+        return built(self.fusion, call, plan, self.options, kernels)

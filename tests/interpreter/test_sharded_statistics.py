@@ -98,3 +98,25 @@ def test_one_element_of_a_sharded_row_is_read_alone() -> None:
     target = torch.tensor([0, piece - 1, piece, columns - 1, -1, columns, -100])[:, None]
     found = shardfuse.simulate(picked, ranks, args=(numbers(7, columns).float(), target))
     assert all(len(lines) == 1 for lines in found)
+
+
+def softmax_of_columns(x: torch.Tensor) -> list[str]:
+    """Along an axis that ranks share; of the other axis the last rank has a single column."""
+    shardfuse.initialize()
+    mesh = DeviceMesh([[0, 1], [2, 3]])
+    with FusionDefinition(backend="triton") as fd:
+        t = fd.define_tensor(list(x.shape), contiguity=True)
+        for axis, parallel in ((1, ParallelType.mesh_y), (0, ParallelType.mesh_x)):
+            t.outer_split(axis, 2, uneven=True)
+            t.axis(axis).parallelize(parallel)
+        t.set_device_mesh(mesh)
+        e = fd.ops.exp(fd.ops.sub(t, fd.ops.max(t, [0], keepdim=True)))
+        fd.add_output(fd.ops.div(e, fd.ops.sum(e, [0], keepdim=True)))
+    check(fd, [x])
+    return [s.scheduler for s in fd.explain().segments]
+
+
+def test_a_rank_with_a_single_column() -> None:
+    """Its kernels have no lanes: what is reduced is one number for each row."""
+    schedulers = shardfuse.simulate(softmax_of_columns, 4, args=(numbers(4, 3).float(),))
+    assert "persistent" in schedulers[0]
