@@ -7,6 +7,7 @@ import logging
 import pickle
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -329,6 +330,39 @@ def test_a_replacement_takes_its_input_by_the_name_that_it_had() -> None:
         found = convert(copy.deepcopy(module)).model
         assert type(found) is not type(module)
         torch.testing.assert_close(found(**{name: x}), module(x))
+
+
+REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "LayerNorm(eps=": lambda: nn.LayerNorm(8, eps=torch.tensor(1e-5)),
+    "LayerNorm(normalized_shape=(0,))": lambda: nn.LayerNorm(0),
+    "BatchNorm1d(momentum=1.5)": lambda: nn.BatchNorm1d(8, momentum=1.5),
+    "GELU(approximate='sigmoid')": lambda: nn.GELU("sigmoid"),
+    "RMSNorm(eps=-0.5)": lambda: nn.RMSNorm(8, eps=-0.5),
+}
+"""By how the refusal begins."""
+
+
+@pytest.mark.parametrize("refusal", REFUSED)
+def test_what_torch_takes_and_the_replacement_refuses_is_left_with_the_refusal(refusal: str) -> None:
+    module = REFUSED[refusal]()
+    done = convert(nn.Sequential(nn.GELU(), module, nn.Softmax(-1)))
+    assert [r.name for r in done.replaced] == ["0", "2"]
+    assert done.model[1] is module
+    (left,) = done.left
+    assert left.name == "1"
+    assert left.reason.startswith(f"it is refused: {refusal}")
+
+
+def test_numbers_of_numpy_in_torchs_modules() -> None:
+    x, n = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)), np.int64(8)
+    model = nn.Sequential(
+        nn.LayerNorm(n, eps=np.float32(1e-5)), nn.RMSNorm(n), nn.GroupNorm(np.int64(2), n), nn.BatchNorm1d(n),
+        nn.Softmax(np.int64(1)),
+    )  # fmt: skip
+    wanted = copy.deepcopy(model)(x)
+    done = convert(model)
+    assert len(done.replaced) == len(model), str(done)
+    torch.testing.assert_close(model(x), wanted)
 
 
 @pytest.mark.parametrize("affine", [True, False])

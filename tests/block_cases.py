@@ -1,0 +1,111 @@
+"""Fusions whose kernels reduce blocks of the rows that they hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.ir.tensor_view import TensorView
+
+TORCH = {DataType.Float: torch.float32, DataType.Half: torch.float16, DataType.BFloat16: torch.bfloat16}
+
+
+def group_norm_gradients(
+    shape: Sequence[int], groups: int, dtype: DataType, *, is_active: bool = True, invariant: str | None = None
+) -> FusionDefinition:
+    """(x, gradient, weight) -> (dx, dweight, dbias) of a group norm without statistics of its own, and SiLU."""
+    n, c, h, w = shape
+    with FusionDefinition(backend="triton", invariant=invariant) as fd:
+        o = fd.ops
+        x, dy = (fd.define_tensor(list(shape), contiguity=True, dtype=dtype) for _ in range(2))
+        weight = fd.define_tensor([c], contiguity=True, dtype=dtype)
+        x, dy, weight = (o.cast(t, DataType.Float) for t in (x, dy, weight))
+        weight = o.broadcast(weight, [True, False, True, True])
+        dz = o.mul(dy, o.sigmoid(o.mul(x, weight))) if is_active else dy
+        grouped = [n, groups, c // groups, h, w]
+        g, unit = o.reshape(o.mul(dz, weight), grouped), o.reshape(x, grouped)
+        even, along = (o.mean(t, [2, 3, 4], keepdim=True) for t in (g, o.mul(g, unit)))
+        dx = o.sub(o.sub(g, even), o.mul(unit, along))
+        fd.add_output(o.cast(o.reshape(dx, list(shape)), dtype))
+        for t in (o.mul(dz, x), dz):
+            fd.add_output(o.cast(o.sum(t, [0, 2, 3]), dtype))
+    return fd
+
+
+def drawn(shape: Sequence[int], dtype: DataType, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (shape, shape, shape[1:2])
+    return [torch.randn(list(s), generator=generator).to(TORCH[dtype]) for s in shapes]
+
+
+class RandomRows:
+    """A random fusion of rows [sample, group, (channel, height, width)] that are reduced in two steps and in one."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        pick = self.random.choice
+        self.dims = [pick(s) for s in ((1, 2, 3, 5), (1, 2, 3), (1, 2, 4, 5, 8), (1, 2, 4, 6, 8), (2, 4, 8, 24, 64))]
+        if self.random.random() < 0.1:
+            self.dims[2:] = pick([(24, 32, 32), (6, 48, 96)])
+        self.dtype = pick(list(TORCH))
+
+    def fusion(self) -> FusionDefinition:
+        n, g, c, *_ = self.dims
+        with FusionDefinition(backend="triton") as fd:
+            self.ops = o = fd.ops
+            arguments = [fd.define_tensor(d, contiguity=True, dtype=self.dtype) for d in (self.dims, self.dims, [g, c])]
+            x, y, weight = (o.cast(t, DataType.Float) for t in arguments)
+            self.weight, shift = weight, fd.define_tensor([n, g], contiguity=True)
+            self.full = [x, y]
+            beside = (
+                o.broadcast(weight, [True, False, False, True, True]),
+                o.broadcast(shift, [False] * 2 + [True] * 3),
+            )
+            for _ in range(self.random.randint(1, 4)):
+                made = self.op("mul", "add")(self.any(), self.random.choice([*self.full, *beside]))
+                self.full.append(o.sigmoid(made) if self.random.random() < 0.3 else made)
+            self.inner: list[TensorView] = []
+            self.outputs: list[TensorView] = []
+            for step in self.random.sample((self.rows, self.blocks, self.columns, self.twice, self.spread), 4):
+                step()
+            for t in (*self.outputs, o.cast(self.full[-1], dtype=self.dtype)):
+                fd.add_output(t)
+        return fd
+
+    def op(self, *names: str) -> Callable[..., TensorView]:
+        return getattr(self.ops, self.random.choice(names))
+
+    def any(self) -> TensorView:
+        return self.random.choice(self.full)
+
+    def rows(self) -> None:
+        reduced = self.op("mean", "max", "min")(self.any(), [2, 3, 4], keepdim=True)
+        self.full.append(self.ops.add(self.any(), reduced))
+
+    def blocks(self) -> None:
+        self.inner.append(self.op("max", "min", "mean")(self.any(), [3, 4]))
+        if self.random.random() < 0.7:
+            self.outputs.append(self.inner[-1])
+
+    def columns(self) -> None:
+        self.outputs.append(self.ops.sum(self.any(), [0, 3, 4]))
+
+    def twice(self) -> None:
+        for t in self.inner:
+            t = self.ops.mul(t, self.ops.broadcast(self.weight, [True, False, False]))
+            reduced = self.op("max", "mean")(t, [2])
+            self.outputs.append(reduced)
+            self.full.append(self.ops.mul(self.any(), self.ops.broadcast(reduced, [False] * 2 + [True] * 3)))
+
+    def spread(self) -> None:
+        for t in self.inner:
+            self.full.append(self.ops.add(self.any(), self.ops.broadcast(t, [False] * 3 + [True] * 2)))
+
+    def arguments(self) -> list[torch.Tensor]:
+        generator, (n, g, c, *_) = torch.Generator().manual_seed(0), self.dims
+        shapes = (self.dims, self.dims, (g, c), (n, g))
+        made = [torch.randn(tuple(s), generator=generator) for s in shapes]
+        return [*(t.to(TORCH[self.dtype]) for t in made[:3]), made[3]]

@@ -1,0 +1,133 @@
+"""Sums over other axes than those of rows that a kernel holds, made of its blocks, under Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from block_cases import RandomRows, drawn, group_norm_gradients
+from fusion_check import check
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.codegen import generate
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.ir.op import Reduce
+from shardfuse.schedulers.plan import KernelPlan
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, about lanes that are masked
+
+
+def kernels(fd: FusionDefinition) -> list[KernelPlan]:
+    plan = fd.fec.last_plan
+    assert plan is not None
+    return [kernel for segment in plan.segments for kernel in segment.kernels]
+
+
+def wide(kernel: KernelPlan) -> list[BoundTensor]:
+    """The 16-bit inputs and float32 ones that are as large as an image."""
+    return [t for t in kernel.segment.inputs if sum(map(bool, t.domain.logical)) > 2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "block"),
+    [
+        ((2, 8, 8, 8), 2, DataType.BFloat16, 64),  # several rows for each program
+        ((3, 6, 4, 24), 3, DataType.Half, 8),  # of a width that no longer block divides
+        ((2, 4, 32, 32), 2, DataType.Float, 128),  # one program for each row, a weight for each chunk
+        ((1, 64, 48, 48), 1, DataType.Half, 16),  # a group for each row, whose last member has fewer blocks
+        ((2, 48, 40, 40), 1, DataType.BFloat16, 8),
+        ((2, 24, 64, 64), 1, DataType.Float, 128),
+    ],
+)
+def test_gradients_read_their_inputs_once(shape: Sequence[int], groups: int, dtype: DataType, block: int) -> None:
+    fd = group_norm_gradients(shape, groups, dtype)
+    check(fd, drawn(shape, dtype))
+    rows, sums = kernels(fd)
+    assert rows.space.block_size == block
+    assert len(wide(rows)) == 2
+    n, c, h, w = shape
+    assert [t.domain.local_shape(0) for t in sums.segment.inputs] == [(n, c, h * w // block)] * 2
+
+
+def test_sums_of_rows_are_made_of_those_of_blocks() -> None:
+    """No reduction takes all elements of a row."""
+    fd = group_norm_gradients((2, 8, 8, 8), 2, DataType.Float)
+    check(fd, drawn((2, 8, 8, 8), DataType.Float))
+    rows, _ = kernels(fd)
+    reduced = [e for e in rows.segment.exprs if isinstance(e.op, Reduce)]
+    assert len(reduced) == 4
+    atoms, r = rows.space.atoms, set(rows.space.r)
+    assert not any(r <= atoms[e.tensors[0]] - atoms[e.output] for e in reduced)
+
+
+def test_groups_that_read_ahead_hand_sums_on() -> None:
+    """Without a function that is slow to evaluate again."""
+    shape = (160, 8, 64, 64)
+    fd = group_norm_gradients(shape, 1, DataType.Half, is_active=False)
+    check(fd, drawn(shape, DataType.Half))
+    rows, _ = kernels(fd)
+    assert rows.schedule.lag == 1
+    active = group_norm_gradients(shape, 1, DataType.Half)
+    plan = active.fec.plan_for(None, None)
+    assert plan.segments[0].kernels[0].schedule.lag == 0
+
+
+@pytest.mark.parametrize(("shape", "groups"), [((2, 8, 3, 5), 4), ((2, 6, 17, 17), 3)])
+def test_images_of_odd_widths_have_no_blocks(shape: Sequence[int], groups: int) -> None:
+    fd = group_norm_gradients(shape, groups, DataType.Float)
+    check(fd, drawn(shape, DataType.Float))
+    assert not any(kernel.space.block for kernel in kernels(fd))
+
+
+def test_what_promises_its_bits_adds_up_as_it_says() -> None:
+    fd = group_norm_gradients((2, 8, 8, 8), 2, DataType.Float, invariant="ranks")
+    check(fd, drawn((2, 8, 8, 8), DataType.Float))
+    assert not any(kernel.space.block for kernel in kernels(fd))
+
+
+def test_what_no_block_is_reduced_to_is_reduced_by_itself() -> None:
+    """A vector of one number for each channel, whose sum over channels is no sum over pixels."""
+    with FusionDefinition(backend="triton") as fd:
+        o = fd.ops
+        x, weight = fd.define_tensor([3, 4, 64], contiguity=True), fd.define_tensor([3, 4], contiguity=True)
+        fd.add_output(o.sum(x, [2]))
+        scaled = o.mul(x, o.broadcast(weight, [False, False, True]))
+        fd.add_output(o.mul(scaled, o.broadcast(o.sum(weight, [1]), [False, True, True])))
+    generator = torch.Generator().manual_seed(0)
+    check(fd, [torch.randn(shape, generator=generator) for shape in ((3, 4, 64), (3, 4))])
+    (cut,) = fd.explain().cuts
+    assert cut.reason.endswith("is made of no blocks")
+
+
+def test_the_last_member_of_a_group_stores_fewer_sums() -> None:
+    """Under the interpreter a group has one member, so that this looks at the text for a GPU."""
+    fd = group_norm_gradients((32, 50, 40, 40), 1, DataType.Half)
+    rows = fd.fec.plan_for(None, None).segments[0].kernels[0]
+    tensors = (*rows.segment.inputs, *rows.segment.outputs)
+    text = generate(rows, {t: t.domain.layout(0) for t in tensors}, 0).text
+    assert rows.schedule.members == 16
+    (store,) = {line.split(", ")[-1] for line in text.splitlines() if "store_by_all(" in line and "4096 + " in line}
+    mask = store.removesuffix(".to(tl.int32))")
+    assert text.split(f"    {mask} = ")[1].split("\n")[0].endswith(" + 4096 < valid")
+
+
+def test_not_a_number_stays_in_its_channel() -> None:
+    shape = (2, 8, 8, 8)
+    fd = group_norm_gradients(shape, 2, DataType.Float)
+    x, dy, weight = drawn(shape, DataType.Float)
+    dy[1, 3, 2, 2] = float("nan")
+    _, d_weight, d_bias = check(fd, [x, dy, weight])
+    for found in (d_weight, d_bias):
+        assert found is not None
+        assert found.isnan().nonzero().flatten().tolist() == [3]
+
+
+def test_random_rows_with_blocks() -> None:
+    with_blocks = 0
+    for seed in range(60):
+        case = RandomRows(seed)
+        fd = case.fusion()
+        check(fd, case.arguments())
+        with_blocks += any(kernel.space.block for kernel in kernels(fd))
+    assert with_blocks >= 20
