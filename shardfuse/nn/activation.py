@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh
 from .activation_functions import Activation
 from .gated import GatedUnit
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
+from .settings import checked_module
 
 if TYPE_CHECKING:
     from .placement import Placements
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class SwiGLU(GatedUnit, ParameterModule):
     """SwiGLU of two tensors, or of one that holds both: silu(gate [+ gate_bias]) * (up [+ up_bias]).
 

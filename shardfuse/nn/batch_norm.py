@@ -12,8 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 import torch.distributed as dist
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError, PromiseError
+from ..errors import ModuleInputError, PlacementError, PromiseError
 from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
@@ -26,7 +25,7 @@ from .fused import PLAIN, FusedOp
 from .moved_statistics import move_towards
 from .parameters import ParameterKind
 from .placement import TensorPlacement
-from .settings import Checked
+from .settings import Checked, Setting, checked_module
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -36,6 +35,14 @@ def _check_momentum(module: BatchNorm, momentum: object) -> None:
     """Raise ModuleArgumentError for what is no momentum."""
     is_share: bool = momentum is None or (isinstance(momentum, Real) and 0 <= cast(Any, momentum) <= 1)
     module.check_argument("momentum", momentum, is_share, "None, or a number from 0 to 1")
+
+
+def _check_group(module: SyncBatchNorm, group: object) -> None:
+    """Raise ModuleArgumentError for what is no process group."""
+    # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
+    is_outside = dist.is_available() and group == dist.GroupMember.NON_GROUP_MEMBER
+    is_group: bool = group is None or isinstance(group, dist.ProcessGroup) or is_outside
+    module.check_argument("process_group", group, is_group, "a group of torch.distributed, or None for all ranks")
 
 
 class BatchNorm(ChannelNorm):
@@ -55,7 +62,9 @@ class BatchNorm(ChannelNorm):
     family = "batch_norm"
     _version = 2
     _dims: tuple[int, ...] = ()
+    num_features: Setting[int] = Setting()
     momentum: Checked[float | None] = Checked(_check_momentum)
+    track_running_stats: Checked[bool] = Checked()
     running_mean: torch.Tensor | None
     running_var: torch.Tensor | None
     num_batches_tracked: torch.Tensor | None
@@ -103,6 +112,26 @@ class BatchNorm(ChannelNorm):
     @classmethod
     def made_again(cls, settings: Mapping[str, Any]) -> Self:
         return super().made_again({**settings, "track_running_stats": False})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """As torch's: state dicts of before version 2, or of no version, need not have num_batches_tracked."""
+        version = cast("int | None", local_metadata.get("version"))
+        key, count = f"{prefix}num_batches_tracked", self.num_batches_tracked
+        if (version is None or version < 2) and self.track_running_stats and key not in state_dict:
+            is_there = count is not None and count.device.type != "meta"
+            state_dict[key] = count if is_there else torch.tensor(0, dtype=torch.long)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def reset_running_stats(self) -> None:
         """The mean to zero, the variance to one, the count to zero."""
@@ -217,7 +246,7 @@ class BatchNorm(ChannelNorm):
         return f"{self.num_features}, eps={self.eps}, {kept}, mesh={self.mesh}"
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class BatchNorm1d(BatchNorm):
     __doc__ = f"""BatchNorm of vectors [batch, channels] or sequences [batch, channels, length].
 
@@ -226,7 +255,7 @@ class BatchNorm1d(BatchNorm):
     _dims = (2, 3)
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class BatchNorm2d(BatchNorm):
     __doc__ = f"""BatchNorm of images [batch, channels, height, width].
 
@@ -235,7 +264,7 @@ class BatchNorm2d(BatchNorm):
     _dims = (4,)
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class BatchNorm3d(BatchNorm):
     __doc__ = f"""BatchNorm of volumes [batch, channels, depth, height, width].
 
@@ -248,11 +277,12 @@ class _Together(NamedTuple):
     """Where a SyncBatchNorm is with the ranks of its group.  world: the process group that it was made in."""
 
     world: tuple[int, int]
+    group: Any
     input: TensorPlacement
     mesh: DeviceMesh
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class SyncBatchNorm(BatchNorm):
     """BatchNorm of [batch, channels, ...] over the batches of all ranks of a process group, as torch.nn.SyncBatchNorm.
 
@@ -265,6 +295,7 @@ class SyncBatchNorm(BatchNorm):
     numbered: ClassVar[WeakValueDictionary[int, SyncBatchNorm]] = WeakValueDictionary()
     """By a number that Dynamo hands over as a constant."""
     _count: ClassVar[count[int]] = count()
+    process_group: Checked[Any] = Checked(_check_group)
 
     def __init__(
         self,
@@ -280,12 +311,7 @@ class SyncBatchNorm(BatchNorm):
         bias: bool = True,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
-        # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
-        is_outside = dist.is_available() and process_group == dist.GroupMember.NON_GROUP_MEMBER
-        is_group = process_group is None or isinstance(process_group, dist.ProcessGroup)
-        expected = "a group of torch.distributed, or None for all ranks"
-        self.check_argument("process_group", process_group, is_group or is_outside, expected)
-        self.process_group: Any = process_group
+        self.process_group = process_group
         self._together: _Together | None = None
         self._enter()
 
@@ -320,11 +346,12 @@ class SyncBatchNorm(BatchNorm):
     def join(self) -> None:
         """Be with the ranks of the group, of which a mesh is made in the first call in this world."""
         world = world_key()
-        if self._together is None or self._together.world != world:
+        group = self.process_group
+        if self._together is None or self._together.world != world or self._together.group is not group:
             from torch.distributed.tensor import Shard  # slow to import, and needed on a process group only
 
-            mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
-            self._together = _Together(world, TensorPlacement.of("input", Shard(0), mesh), mesh)
+            mesh = DeviceMesh(dist.get_process_group_ranks(group or dist.group.WORLD))
+            self._together = _Together(world, group, TensorPlacement.of("input", Shard(0), mesh), mesh)
         if self.mesh is not self._together.mesh:
             self._input, self.mesh = self._together.input, self._together.mesh
 

@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import torch
 
+from ..errors import ShardfuseError
 from ..frontend.detection import has_dtensor
 from ..frontend.promise_arguments import Invariant
 from .batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from .fused import FusedModule
-from .gated_mlp import GatedMLP, gated_mlp_of
+from .gated_mlp import GatedMLP, Tried, gated_mlp_of
 from .gelu import GELU
 from .group_norm import GroupNorm
 from .layer_norm import LayerNorm
@@ -101,7 +102,9 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     ``variance_epsilon`` or ``eps``; classes with GELU in their name; and MLPs of ``gate_proj``, ``up_proj``,
     ``down_proj`` and ``act_fn`` or ``activation_fn``.  A class that is not torch's is tried on random numbers first, in
     training and in evaluation, and replaced where its results, their dtypes and its gradients are those of the
-    replacement.  A module that holds more than its kind does, or has hooks, is left.
+    replacement.  An attribute that its forward reads is followed by its name (``variance_epsilon``), or refused where
+    it is assigned later (a function, ``act_fn``); else the class is left.  A module that holds more than its kind does,
+    or has hooks, or has arguments that the replacement refuses, is left.
     A GroupNorm and a SiLU behind it in a torch.nn.Sequential become one kernel: the Sequential stays the object that it
     is, and its class is one of shardfuse's, which calls both at once.
     Parameters and buffers are the same objects as before, under the same names: optimisers and checkpoints see no
@@ -114,7 +117,7 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     replaced: list[Replacement] = []
     left: list[Left] = []
     known: dict[int, Found] = {}
-    tried: dict[Hashable, str | None] = {}
+    tried: dict[Hashable, Tried] = {}
     everything: list[tuple[str, Module]] = list(cast(Any, model).named_modules(remove_duplicate=False))
     for name, module in everything:
         if any(name.startswith(f"{done.name}." if done.name else "") for done in replaced):
@@ -178,7 +181,7 @@ def _put(model: Module, name: str, module: Module) -> None:
     model.get_submodule(parent).register_module(last, module)
 
 
-def _replacement(module: Module, tried: dict[Hashable, str | None]) -> Found:
+def _replacement(module: Module, tried: dict[Hashable, Tried]) -> Found:
     """What takes the module's place; a reason where its kind has something but this one has not; else None.
 
     tried: what trials of gated MLPs have shown so far.
@@ -199,7 +202,10 @@ def _replacement(module: Module, tried: dict[Hashable, str | None]) -> Found:
     reason = _kept_by_caller(module, lost)
     if reason is not None:
         return reason
-    found = make(module)
+    try:
+        found = make(module)
+    except ShardfuseError as refused:
+        return f"it is refused: {refused}"
     if not isinstance(found, GatedMLP | FusedModule):
         return found
     others = _others(found, module)

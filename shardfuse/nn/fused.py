@@ -101,6 +101,8 @@ class FusedModule(Checks, PromisingModule):
     library_op: ClassVar[Any] = None
     defined: ClassVar[Any] = None
     """The class of which a module is made again from its settings, where this is a subclass of it."""
+    argument_names: ClassVar[Mapping[str, str]] = {}
+    """What the class calls an argument where the setting that it gives has another name."""
     is_random: ClassVar[bool] = False
     """May a call draw random numbers?"""
     mesh: Setting[DeviceMesh | None] = Setting()

@@ -8,8 +8,7 @@ from functools import lru_cache, partial
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..errors import ModuleInputError, PlacementError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
@@ -21,7 +20,7 @@ from .gelu import OfGelu
 from .of_linear import TakesProducts
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
-from .settings import Setting
+from .settings import Setting, checked_module
 from .shaping import Reshaped, Shaping, contiguous_view, laid_out
 
 
@@ -167,7 +166,7 @@ class GatedUnit(TakesProducts, FusedModule):
         self.check_size("gate", gate, -1, placement.local_shape(self.mesh, (features,))[0])
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class GeGLU(OfGelu, GatedUnit):
     """GeGLU of two tensors, or of one that holds both: gelu(gate) * up.
 

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError, PlacementError
+from ..errors import PlacementError
 from ..frontend.detection import has_dtensor
 from ..ir.promises import Promises
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from .activation import SwiGLU
 from .activation_functions import Activation
+from .attributes_read import attributes_read
 from .gated import GeGLU
+from .settings import checked_module
+from .stand_in import StandIn
 from .timer import FusionTimer
-from .trial import Case, apart, is_close, likeness, not_followed, why_other
+from .trial import Case, apart, is_close, likeness, why_other
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 Module = torch.nn.Module
 
 
-@checked(ModuleArgumentError, ("__init__",))
-class GatedMLP(Module):
+@checked_module
+class GatedMLP(StandIn):
     """A gated MLP of three given layers: down_proj(act(gate_proj(x)) * up_proj(x)).
 
     activation: "silu", "gelu" or "gelu_tanh".  The state dict is that of the MLP whose layers they are.
@@ -39,9 +41,6 @@ class GatedMLP(Module):
     are a tensor-parallel MLP.
     Raises ModuleArgumentError; a call raises PlacementError where those are not the same Shard and Replicate.
     """
-
-    input_name: str = ""
-    """The name that callers have for x where this is in the place of another module."""
 
     def __init__(
         self,
@@ -115,11 +114,13 @@ def _gate_on(
 _CASES = Case((16,)), Case((2, 3, 4), 30.0)
 """Few, as the layers of a model are large."""
 _ACT_NAMES = "act_fn", "activation_fn"
+Tried = str | tuple[str, ...]
+"""Why an MLP is left, or the functions by which its forward computes."""
 _TORCHS = torch.nn.SiLU, torch.nn.GELU
 """Whose attributes say no more than which activation they are."""
 
 
-def gated_mlp_of(module: Module, tried: dict[Hashable, str | None]) -> GatedMLP | str:
+def gated_mlp_of(module: Module, tried: dict[Hashable, Tried]) -> GatedMLP | str:
     """A GatedMLP of the layers of an MLP that computes one; else a reason.
 
     It is tried on random numbers, in a copy of it; only plain linear layers are taken.  tried: what came of that, of
@@ -145,27 +146,30 @@ def gated_mlp_of(module: Module, tried: dict[Hashable, str | None]) -> GatedMLP 
     alike = likeness(module)
     try:
         if alike not in tried:
-            tried[alike] = _why_not(module, act_name, act)
+            tried[alike] = _tried(module, act_name, act)
     except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
         return f"it failed on random numbers: {error}"
-    reason = tried[alike]
-    if reason is not None:
-        return reason
-    return GatedMLP(layers["gate_proj"], layers["up_proj"], layers["down_proj"], activation)
+    found = tried[alike]
+    if isinstance(found, str):
+        return found
+    made = GatedMLP(layers["gate_proj"], layers["up_proj"], layers["down_proj"], activation)
+    made.stand_for(module, {}, (act_name, *found))
+    return made
 
 
-def _why_not(module: Module, act_name: str, act: Module) -> str | None:
-    """Why a GatedMLP would not compute what ``module`` does, now or once a caller has set an attribute; else None."""
+def _tried(module: Module, act_name: str, act: Module) -> Tried:
+    """Whether a GatedMLP would compute what ``module`` does, now and once a caller has set an attribute."""
     features = cast(Any, module).gate_proj.in_features
     reason = why_other(module, partial(_gated, act_name), features, _CASES, 0.1)
     if reason is not None:
         return f"it computes something else than down_proj({act_name}(gate_proj(x)) * up_proj(x)): {reason}"
-    of_act = [] if type(act) in _TORCHS else [f"{act_name}.{name}" for name in not_followed(act, features)]
-    further = [*not_followed(module, features), *of_act]
+    read = attributes_read(module, features, _CASES)
+    of_act = () if type(act) in _TORCHS else attributes_read(act, features, _CASES).state
+    further = [*read.state, *(f"{act_name}.{name}" for name in of_act)]
     if not further:
-        return None
-    read, advice = ", ".join(further), "if nothing changes that, put a GatedMLP of its layers in its place yourself"
-    return f"its forward reads {read}, which a GatedMLP would not follow: {advice}"
+        return read.functions
+    names, advice = ", ".join(further), "if nothing changes that, put a GatedMLP of its layers in its place yourself"
+    return f"its forward reads {names}, which a GatedMLP would not follow: {advice}"
 
 
 def _gated(act_name: str, module: Module, x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ..arguments import checked
 from ..errors import ModuleArgumentError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
@@ -20,7 +19,7 @@ from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
-from .settings import Setting
+from .settings import Setting, checked_module
 from .shaping import laid_out
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class OfGelu(FusedModule):
         return f"approximate={self.approximate!r}"
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class GELU(OfGelu):
     """GELU, as torch.nn.GELU: x times the share of a standard normal distribution below x.
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..errors import ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
@@ -18,13 +17,13 @@ from .fused import PLAIN, FusedOp
 from .group_norm_fusions import GroupNormSpec, group_norm_op
 from .parameters import ParameterKind
 from .placement import TensorPlacement
-from .settings import Setting
+from .settings import Setting, checked_module
 
 if TYPE_CHECKING:
     from .placement import Placements
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class GroupNorm(ChannelNorm):
     """GroupNorm, as torch.nn.GroupNorm, with an activation in the same kernel.
 
@@ -41,6 +40,7 @@ class GroupNorm(ChannelNorm):
 
     family = "group_norm"
     num_groups: Setting[int] = Setting()
+    num_channels: Setting[int] = Setting()
     activation: Setting[Literal["silu"] | None] = Setting()
     _with_silu: GroupNorm | None = None
 

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh
 from .parameters import ParameterKind
 from .residual_norm import ResidualNorm
 from .row_norm import InputNorm, NormSwitches
-from .settings import Setting
+from .settings import Setting, checked_module
 
 if TYPE_CHECKING:
     from .placement import Placements
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class LayerNorm(InputNorm):
     """LayerNorm over the last dims, as torch.nn.LayerNorm: y = (x - mean(x)) * rsqrt(var(x) + eps) * weight + bias.
 
@@ -56,7 +54,7 @@ class LayerNorm(InputNorm):
         )  # fmt: skip
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class AddLayerNorm(ResidualNorm):
     """The sum of a residual and x, and its LayerNorm, in one fusion.
 
@@ -94,7 +92,7 @@ class AddLayerNorm(ResidualNorm):
         )  # fmt: skip
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class DropoutAddNorm(ResidualNorm):
     """Dropout, the sum with a residual, and its LayerNorm or RMSNorm, in one fusion.
 

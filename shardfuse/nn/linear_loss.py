@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
@@ -20,7 +19,7 @@ from .linear_loss_op import linear_loss_op
 from .loss import CrossEntropyLoss, StrayTargetError
 from .loss_fusions import REDUCTIONS, Reduction
 from .refused_calls import refusing
-from .settings import Checked
+from .settings import Checked, checked_module
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -50,7 +49,7 @@ def _check_chunk_rows(module: LinearCrossEntropyLoss, rows: int | None) -> None:
         raise ModuleArgumentError("LinearCrossEntropyLoss", "chunk_rows", rows, "1 or more")
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class LinearCrossEntropyLoss(torch.nn.Module):
     """The cross entropy of ``x @ weight.T + bias``, with the logits of a chunk of rows in memory at a time.
 
@@ -71,7 +70,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     """
 
     reduction, ignore_index, label_smoothing = map(_of_losses, ("reduction", "ignore_index", "label_smoothing"))
-    num_classes, z_loss, temperature = map(_of_losses, ("num_classes", "z_loss", "temperature"))
+    num_classes, z_loss, temperature, mesh = map(_of_losses, ("num_classes", "z_loss", "temperature", "mesh"))
     chunk_rows: Checked[int | None] = Checked(_check_chunk_rows)  # no property: torch 2.11 compiles none of this name
 
     def __init__(
@@ -90,7 +89,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         super().__init__()
         if reduction not in REDUCTIONS:
             raise ModuleArgumentError("LinearCrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
-        self.chunk_rows, self.mesh = chunk_rows, mesh
+        self.chunk_rows = chunk_rows
         options: dict[str, Any] = {
             "mesh": mesh, "logits": logits, "ignore_index": ignore_index, "label_smoothing": label_smoothing,
             "num_classes": num_classes, "z_loss": z_loss, "temperature": temperature,

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError
 from ..frontend import FusionDefinition
 from ..mesh import DeviceMesh
 from . import traced
@@ -19,7 +17,7 @@ from .fused import FusedOp
 from .logits_fusions import LogitsSpec, cooled, give_strays, is_class, is_target, logits_and_target
 from .loss import CrossEntropyLoss
 from .placement import define, give
-from .settings import Setting
+from .settings import Setting, checked_module
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -29,7 +27,7 @@ _NO_WEIGHT = -1000.0
 """A logarithm whose exponential is 0 in float64 too: a class of no weight has this one in place of minus infinity."""
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class LogProb(CrossEntropyLoss):
     """The log-probability of each row's target, and the entropy of its distribution, over the last axis.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import torch
 
-from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
@@ -22,7 +21,7 @@ from .logits_fusions import LogitsSpec, give_strays, logits_and_target
 from .loss_fusions import REDUCTIONS, LossSpec, Reduction, Targets, gradient_of_logits, loss_of_rows
 from .of_linear import TakesProducts
 from .placement import TensorPlacement, define, give
-from .settings import Setting
+from .settings import Setting, checked_module
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -62,7 +61,7 @@ class StrayTargetError(ModuleInputError):
         return StrayTargetError(module, target, self.classes, self.ignore_index, int(strays.sum()) or self.strays)
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class CrossEntropyLoss(TakesProducts, FusedModule):
     """Cross entropy over the last axis of the logits: -log softmax(logits)[target].
 

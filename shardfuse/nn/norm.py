@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError
+from ..errors import ModuleInputError
 from ..mesh import DeviceMesh
 from .parameters import ParameterKind
 from .residual_norm import ResidualNorm
 from .row_norm import InputNorm, NormSwitches, RowNorm
+from .settings import check_type, checked_module
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class _OfRootMeanSquare(RowNorm):
     """What the two norms share: the arguments that say which norm of what size it is."""
+
+    argument_names = {"normalized_shape": "hidden_size"}  # noqa: RUF012 annotated where it is declared
 
     def _size(self, hidden_size: int | Sequence[int]) -> int:
         """The one of a list.  Raises ModuleArgumentError."""
@@ -34,6 +36,10 @@ class _OfRootMeanSquare(RowNorm):
         """The length of the axis that is normed, unsharded."""
         return self.normalized_shape[0]
 
+    @hidden_size.setter
+    def hidden_size(self, value: int | Sequence[int]) -> None:
+        self.normalized_shape = cast("tuple[int, ...]", value)  # which it is stored as
+
     @property
     def zero_centered(self) -> bool:
         """Are rows multiplied by 1 + weight?"""
@@ -41,6 +47,7 @@ class _OfRootMeanSquare(RowNorm):
 
     @zero_centered.setter
     def zero_centered(self, value: bool) -> None:
+        check_type(self, "zero_centered", value)
         self._switches = replace(self._switches, weight_offset=_offset(value))
         self.describe()
 
@@ -56,7 +63,7 @@ def _offset(zero_centered: bool) -> float:
     return 1.0 if zero_centered else 0.0
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class RMSNorm(_OfRootMeanSquare, InputNorm):
     """RMSNorm over the last axis, as torch.nn.RMSNorm of one dim: y = x * rsqrt(mean(x^2) + eps) * weight.
 
@@ -105,7 +112,7 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
         )  # fmt: skip
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
     """The sum of a residual and x, and its RMSNorm, in one fusion.
 

@@ -16,6 +16,7 @@ from ..frontend import FusionDefinition
 from ..frontend.promise_arguments import Invariant, promised
 from ..ir.promises import Promises
 from .settings import Setting
+from .stand_in import StandIn
 from .timer import FusionTimer, TimedModule
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ PROMISES = 512
 _NOTHING = Promises()
 
 
-class PromisingModule(TimedModule):
+class PromisingModule(StandIn, TimedModule):
     """A module of fusions that may promise bits.  ``promises``: what its fusions, forward and backward, keep."""
 
     promises: Setting[Promises | None] = Setting(Promises)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError
+from ..errors import ModuleInputError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import norm, traced
@@ -20,7 +19,7 @@ from .quantized_norm_fusions import quantized_norm_op, scales_at
 from .quantized_result import Quantized
 from .quantizing_fusions import BLOCK, ScaleKind
 from .row_norm_fusions import RowNormSpec
-from .settings import Setting
+from .settings import Setting, checked_module
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -29,7 +28,7 @@ Results = tuple[Quantized, torch.Tensor]
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class AddRMSNorm(norm.AddRMSNorm):
     """``shardfuse.nn.AddRMSNorm`` whose normed rows are float8 values and their scales; for inference.
 

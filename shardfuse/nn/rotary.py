@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..errors import ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
@@ -19,7 +18,7 @@ from .of_linear import TakesProducts
 from .placement import TensorPlacement
 from .rotary_fusions import RotarySpec, packed_rotary_op, rotary_op
 from .rotary_packing import count, heads_before, packing
-from .settings import Setting, printed
+from .settings import Setting, checked_module, printed
 from .shaping import Shaping
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 Tables = tuple[torch.Tensor, torch.Tensor]
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class RotaryEmbedding(TakesProducts, FusedModule):
     """Rotary embedding of queries and keys: each pair of features is turned by an angle that grows with the position.
 
@@ -49,6 +48,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
 
     family = "rotary"
     head_dim: Setting[int] = Setting()
+    base: Setting[float] = Setting()
     rotary_dim: Setting[int] = Setting()
     interleaved: Setting[bool] = Setting()
     heads_dim: Setting[int] = Setting()
@@ -95,10 +95,11 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         self.describe()
 
     def settings(self) -> dict[str, object]:
-        turned = {"rotary_dim": self.rotary_dim, "interleaved": self.interleaved, "heads_dim": self.heads_dim}
-        if self.packed is not None:
-            turned = {**turned, "heads_dim": 1, "packed": list(self.packed), "batch_first": self.batch_first}
-        return {"head_dim": self.head_dim, "base": self.base, **turned, "mesh": self.mesh, "input": self._input}
+        turned = {"rotary_dim": self.rotary_dim, "interleaved": self.interleaved}
+        heads_dim, packed = (self.heads_dim, None) if self.packed is None else (1, list(self.packed))
+        heads = {"heads_dim": heads_dim, "packed": packed, "batch_first": self.batch_first}
+        sizes = {"head_dim": self.head_dim, "base": self.base}
+        return {**sizes, **turned, **heads, "mesh": self.mesh, "input": self._input}
 
     def describe(self) -> None:
         super().describe()

@@ -45,9 +45,9 @@ class RowNorm(TakesProducts, ParameterModule):
 
     eps: Setting[float | None] = Setting()
     elementwise_affine: Setting[bool] = Setting()
+    normalized_shape: Setting[tuple[int, ...]] = Setting()
     takes_residual = False
     vectors = ("weight", "bias", "input_bias")
-    normalized_shape: tuple[int, ...]
     weight: torch.nn.Parameter | None
     bias: torch.nn.Parameter | None
     input_bias: torch.nn.Parameter | None
@@ -80,8 +80,7 @@ class RowNorm(TakesProducts, ParameterModule):
         self.check_argument("eps", eps, eps is None or eps >= 0, "0 or more")
         if len(shape) > 1 and not self._parameter.is_uncut:
             raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
-        self.normalized_shape, self.eps, self._is_of_last_dim = shape, eps, len(shape) == 1
-        self.hands_on = self._is_of_last_dim
+        self.normalized_shape, self.eps = shape, eps
         self.elementwise_affine, self._switches = switches.weight, switches
         self._deferrable: dict[Hashable, bool] = {}
         self._input = placed
@@ -95,7 +94,6 @@ class RowNorm(TakesProducts, ParameterModule):
             if placement.is_partial:
                 raise PlacementError(argument, (given,), "a norm, which needs whole values", "pass Shard or Replicate")
         self._check_fitting(placed, (input, output_grad))
-        self._local_size = self._parameter.local(mesh, torch.empty(self._hidden, device="meta")).shape[0]
         size = shape if len(shape) > 1 else self._hidden
         starts = (1.0 - switches.weight_offset, 0.0, 0.0)
         are_there = (switches.weight, switches.bias, switches.input_bias)
@@ -114,6 +112,14 @@ class RowNorm(TakesProducts, ParameterModule):
         if any(n > 1 and (a is None) != (b is None) for n, a, b in pairs):
             against = "the output, of whose size a gradient is on each rank"
             raise PlacementError("output_grad", (given[1],), against, "shard both alike, or neither of them")
+
+    def describe(self) -> None:
+        if self.__dict__.get("_measured") != self.normalized_shape:
+            self._is_of_last_dim = self.hands_on = len(self.normalized_shape) == 1
+            whole = torch.empty(self._hidden, device="meta")
+            self._local_size, self._deferrable = self._parameter.local(self.mesh, whole).shape[0], {}
+            self._measured = self.normalized_shape
+        super().describe()
 
     def settings(self) -> dict[str, object]:
         options = {"eps": self.eps, "elementwise_affine": self.elementwise_affine, **self.own_settings()}

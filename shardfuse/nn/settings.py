@@ -8,21 +8,40 @@ Caches of compiled graphs outlive a process, so that a text names a mesh by its 
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from ..arguments import checked, misfit
 from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh, current_rank
+from ..ops.host import python_number
 from .placement import TensorPlacement
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 class _Described(Protocol):
+    defined: Any
+    argument_names: Mapping[str, str]
+
     def describe(self) -> None: ...
     def settings(self) -> dict[str, object]: ...
+
+
+def plain(value: Any) -> Any:
+    """An argument of a module with Python's own numbers in the place of NumPy's, which torch's modules take too."""
+    if type(value) in (list, tuple):
+        return type(value)(map(python_number, value))
+    return python_number(value)
+
+
+def checked_module(decorated: type[C]) -> type[C]:
+    """A decorator of a module's class, whose constructor refuses by a ModuleArgumentError what no annotation allows."""
+    return checked(ModuleArgumentError, ("__init__",), plain)(decorated)
 
 
 class Setting(Generic[T]):
@@ -52,18 +71,18 @@ class Setting(Generic[T]):
             module.__dict__[self._name] = value
             return
         described = cast("_Described", module)
-        _check(described, self._name, value)
-        module.__dict__[self._name] = value
+        module.__dict__.update({self._name: value} if kind is not None else _as_made(described, self._name, value))
         described.describe()
 
 
 class Checked(Generic[T]):
     """An attribute of a module that its fusions do not depend on, which is checked wherever it is assigned.
 
-    check: ``check(module, value)`` raises for a value that the module does not take.
+    It is of the type that the argument of its name has.  check: ``check(module, value)`` raises for a value of that
+    type that the module does not take.
     """
 
-    def __init__(self, check: Callable[[Any, Any], None]) -> None:
+    def __init__(self, check: Callable[[Any, Any], None] | None = None) -> None:
         self._check = check
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -74,15 +93,42 @@ class Checked(Generic[T]):
         def __get__(self, module: object, owner: type) -> T: ...
 
     def __set__(self, module: object, value: T) -> None:
-        self._check(module, value)
+        value = plain(value)
+        check_type(module, self._name, value)
+        if self._check is not None:
+            self._check(module, value)
         module.__dict__[self._name] = value
 
 
-def _check(module: _Described, name: str, value: object) -> None:
-    """Raise, before anything is changed, what the class raises where it is made with such a value."""
-    settings, kind = module.settings(), getattr(module, "defined", None)
-    if kind is not None and name in settings:
-        kind.made_again({**settings, name: value})
+def check_type(module: object, argument: str, value: object) -> None:
+    """Raise ModuleArgumentError for a value of another type than this argument of the module's class has."""
+    wrong = misfit(_class_of(module).__init__, (module,), {argument: value})
+    if wrong is not None:
+        raise ModuleArgumentError(type(module).__name__, *wrong)
+
+
+def _class_of(module: object) -> Any:
+    """The class of shardfuse's that a module is of, or that its class is a subclass of."""
+    return getattr(module, "defined", None) or type(module)
+
+
+def _as_made(module: _Described, name: str, value: Any) -> dict[str, object]:
+    """The settings that a module has with another value of one of them: those that its class makes of its arguments.
+
+    Raises, before anything is changed, what the class raises where it is made with such a value.
+    """
+    argument, value = module.argument_names.get(name, name), plain(value)
+    kind, current = _class_of(module), module.__dict__[name]
+    is_same = type(value) is type(current) and value == current
+    if argument not in inspect.signature(kind.__init__).parameters and not is_same:
+        raise ModuleArgumentError(type(module).__name__, name, value, f"{current!r}, as of every {kind.__name__}")
+    check_type(module, argument, value)
+    settings = module.settings()
+    if module.defined is None or argument not in settings:
+        return {name: value}
+    made = kind.made_again({**settings, argument: value})
+    own = [key for key in unset(kind) if module.argument_names.get(key, key) in settings]
+    return {key: vars(made)[key] for key in own}
 
 
 @lru_cache(maxsize=256)

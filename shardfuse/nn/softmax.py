@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Never
 
 import torch
 
-from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError
+from ..errors import ModuleInputError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
@@ -22,7 +21,7 @@ from .fused import PLAIN, FusedOp
 from .mask_placement import in_dims_of_x, of_dtensor, with_leading_dims, with_mask
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
-from .settings import Setting
+from .settings import Setting, checked_module
 from .twins import TwinnedModule
 
 if TYPE_CHECKING:
@@ -248,7 +247,7 @@ def _learns(mask: torch.Tensor) -> bool:
     return mask.requires_grad and torch.is_grad_enabled() and mask.dtype is not torch.bool
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class Softmax(_Softmax):
     """Softmax along ``dim``, as torch.nn.Softmax: exp(x) / sum(exp(x)).
 
@@ -265,7 +264,7 @@ class Softmax(_Softmax):
     family = "softmax"
 
 
-@checked(ModuleArgumentError, ("__init__",))
+@checked_module
 class LogSoftmax(_Softmax):
     """The logarithm of ``Softmax``, as torch.nn.LogSoftmax.  Arguments are those of ``Softmax``."""
 

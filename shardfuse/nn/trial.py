@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -85,40 +83,6 @@ def likeness(module: Module) -> Hashable:
 
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def not_followed(module: Module, features: int, known: Sequence[str] = ()) -> list[str]:
-    """Of the attributes that the forward of ``module`` reads those that a caller may set, and what takes its place does
-    not follow.  known: others that it may read.  Functions are what the class computes by."""
-    return [
-        name
-        for name in _attributes_read(module, features)
-        if name not in known and not _is_function(getattr(module, name))
-    ]
-
-
-def _is_function(value: object) -> bool:
-    return inspect.isroutine(value) or (isinstance(value, partial) and inspect.isroutine(value.func))
-
-
-def _attributes_read(module: Module, features: int) -> list[str]:
-    """Which attributes of its own, other than parameters and what every module has, the forward of ``module`` reads."""
-    read: dict[str, None] = {}
-    names = set(vars(module)) - set(vars(Module()))
-
-    def recorded(self: object, name: str) -> object:
-        if name in names:
-            read[name] = None
-        return object.__getattribute__(self, name)
-
-    with apart(), torch.no_grad():
-        trial = copy.deepcopy(module).to_empty(device="cpu").float()
-        kind = type(trial)
-        trial.__class__ = type(kind.__name__, (kind,), {"__getattribute__": recorded})
-        for rows in ((2, 3), (1, 1)):
-            for mode in (True, False):
-                trial.train(mode)(torch.ones(*rows, features, dtype=torch.float32))
-    return list(read)
 
 
 def _differs(module: Module, wanted: Wanted, given: torch.Tensor) -> str | None:

@@ -1,0 +1,215 @@
+"""A setting that is assigned to a module counts from the next call on, or is refused and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Shard
+
+from shardfuse import DeviceMesh, nn
+from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError, ShardfuseError
+from shardfuse.nn import quantized
+
+functional = torch.nn.functional
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def layer(size: int) -> torch.nn.Linear:
+    return torch.nn.Linear(size, size)
+
+
+MAKE: dict[str, Callable[..., torch.nn.Module]] = {
+    "RMSNorm": partial(nn.RMSNorm, hidden_size=6),
+    "AddRMSNorm": partial(nn.AddRMSNorm, hidden_size=6),
+    "quantized.AddRMSNorm": partial(quantized.AddRMSNorm, hidden_size=6),
+    "LayerNorm": partial(nn.LayerNorm, normalized_shape=6),
+    "AddLayerNorm": partial(nn.AddLayerNorm, normalized_shape=6),
+    "DropoutAddNorm": partial(nn.DropoutAddNorm, normalized_shape=6),
+    "GroupNorm": partial(nn.GroupNorm, num_groups=2, num_channels=6),
+    "BatchNorm2d": partial(nn.BatchNorm2d, num_features=6),
+    "SyncBatchNorm": partial(nn.SyncBatchNorm, num_features=6),
+    "Softmax": nn.Softmax,
+    "LogSoftmax": nn.LogSoftmax,
+    "GELU": nn.GELU,
+    "GeGLU": nn.GeGLU,
+    "SwiGLU": partial(nn.SwiGLU, features=6),
+    "RotaryEmbedding": partial(nn.RotaryEmbedding, head_dim=8),
+    "RotaryEmbedding, packed": partial(nn.RotaryEmbedding, head_dim=8, packed=(2, 1)),
+    "CrossEntropyLoss": nn.CrossEntropyLoss,
+    "LogProb": nn.LogProb,
+    "LinearCrossEntropyLoss": nn.LinearCrossEntropyLoss,
+}
+VALUES: list[Any] = [
+    *(-1, -1.0, 0, 0.5, 1, 2, 6, 2**70, None, float("nan"), float("inf"), "x", True, False, [], (2, 3), [2, 3]),
+    *(torch.tensor(0.1), np.float32(0.25), np.int64(2), torch.float16),
+]
+OWN: dict[tuple[str, str], str] = {
+    ("RotaryEmbedding", "head_dim"): "rotary_dim stays what it is, and may be more than that",
+    ("RotaryEmbedding, packed", "head_dim"): "rotary_dim stays what it is, and may be more than that",
+}
+"""Settings of which another argument follows where the module is made, and does not where one is assigned."""
+SETTINGS = [
+    (name, setting)
+    for name, make in MAKE.items()
+    for setting in inspect.signature(getattr(make, "func", make).__init__).parameters
+    if setting in dir(make()) and "bias" not in setting and setting != "parameters" and (name, setting) not in OWN
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+def test_what_is_assigned_is_what_the_module_would_be_made_with(name: str, setting: str) -> None:
+    """Of the same values the same ones are refused, and the others kept alike."""
+    for value in VALUES:
+        module = MAKE[name]()
+        before = getattr(module, setting)
+        try:
+            wanted = getattr(MAKE[name](**{setting: value}), setting)
+        except ShardfuseError:
+            with pytest.raises(ModuleArgumentError, match=r"\((\w+)="):
+                setattr(module, setting, value)
+            assert getattr(module, setting) == before
+            continue
+        setattr(module, setting, value)
+        assert repr(getattr(module, setting)) == repr(wanted), value
+
+
+def test_all_settings_are_looked_at() -> None:
+    assert {setting for _, setting in SETTINGS} >= {
+        *("eps", "momentum", "base", "rotary_dim", "packed", "normalized_shape", "hidden_size", "num_features", "p"),
+        *("num_channels", "track_running_stats", "zero_centered", "chunk_rows", "temperature", "mesh", "process_group"),
+    }
+
+
+def test_settings_that_a_class_has_of_another_are_fixed() -> None:
+    module = nn.LogProb()
+    with pytest.raises(ModuleArgumentError, match=r"LogProb\(reduction='sum'\): expected 'none', as of every LogProb"):
+        module.reduction = "sum"
+    module.reduction = "none"
+
+
+def test_a_rotary_embedding_takes_its_constructors_defaults() -> None:
+    q = drawn(1, 2, 4, 8)
+    module = nn.RotaryEmbedding(8, rotary_dim=4)
+    module(q)
+    module.rotary_dim = None
+    assert module.rotary_dim == 8
+    torch.testing.assert_close(module(q), nn.RotaryEmbedding(8)(q))
+    module.base = 100
+    torch.testing.assert_close(module(q), nn.RotaryEmbedding(8, 100.0)(q))
+    with pytest.raises(ModuleArgumentError, match=r"RotaryEmbedding\(base=-1.0\): expected a number above 0"):
+        module.base = -1.0
+    torch.testing.assert_close(module(q), nn.RotaryEmbedding(8, 100.0)(q))
+    module.packed = [2, 1]
+    both = drawn(1, 4, 4 * 8)
+    for found, wanted in zip(module(both), nn.RotaryEmbedding(8, 100.0, packed=(2, 1))(both), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("is_called", [True, False], ids=["called", "not called"])
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.AddLayerNorm, nn.DropoutAddNorm])
+def test_another_normalized_shape_is_that_of_the_next_call(kind: type[torch.nn.Module], is_called: bool) -> None:
+    module = kind(8, elementwise_affine=False).eval()
+    given = [drawn(3, 4, 8)] * (1 if kind is nn.LayerNorm else 2)
+    if is_called:
+        module(*given)
+    for shape in ([4, 8], (8,), (3, 4, 8)):
+        module.normalized_shape = shape
+        assert module.normalized_shape == tuple(shape)
+        assert repr(module).startswith(f"{kind.__name__}({tuple(shape)}, ")
+        for same in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            found = same(*given)
+            normed = found if isinstance(found, Tensor) else found[0]
+            torch.testing.assert_close(normed, functional.layer_norm(sum(given), shape))
+    for shape in ((0,), (), None, "8", (8.0,)):
+        with pytest.raises(ModuleArgumentError, match="normalized_shape="):
+            module.normalized_shape = shape
+    assert module.normalized_shape == (3, 4, 8)
+
+
+@pytest.mark.parametrize("kind", [nn.RMSNorm, nn.AddRMSNorm])
+@pytest.mark.parametrize("name", ["normalized_shape", "hidden_size"])
+def test_another_size_of_an_rms_norm(kind: type[torch.nn.Module], name: str) -> None:
+    module, count = kind(8, elementwise_affine=False), 1 if kind is nn.RMSNorm else 2
+    module(*[drawn(3, 8)] * count)
+    setattr(module, name, [4])
+    assert module.hidden_size == 4
+    assert module.normalized_shape == (4,)
+    found = module(*[drawn(3, 4)] * count)
+    normed = found if isinstance(found, Tensor) else found[0]
+    torch.testing.assert_close(normed, functional.rms_norm(drawn(3, 4) * count, (4,), eps=1e-6))
+    with pytest.raises(ModuleInputError, match="4 along dim -1"):
+        module(*[drawn(3, 8)] * count)
+    with pytest.raises(ModuleArgumentError, match=rf"{kind.__name__}\(hidden_size=\(3, 4\)\): expected one size"):
+        setattr(module, name, (3, 4))
+    assert module.normalized_shape == (4,)
+
+
+def test_a_weight_of_the_shape_before_is_refused_in_a_call() -> None:
+    """As by torch; one of the new shape is taken."""
+    module, x = nn.LayerNorm(8), drawn(4, 8)
+    module(x)
+    module.normalized_shape = (4, 8)
+    with pytest.raises(ModuleInputError, match=r"weight has shape \(8,\), expected"):
+        module(x)
+    module.weight, module.bias = (torch.nn.Parameter(drawn(4, 8)) for _ in range(2))
+    torch.testing.assert_close(module(x), functional.layer_norm(x, (4, 8), module.weight, module.bias))
+
+
+def test_other_numbers_of_channels_are_noticed() -> None:
+    x = drawn(3, 12, 2)
+    for module, name in ((nn.BatchNorm1d(6), "num_features"), (nn.GroupNorm(3, 6), "num_channels")):
+        module(x[:, :6])
+        setattr(module, name, 12)
+        with pytest.raises(ModuleInputError, match=r"12 along dim 1|expected \(12,\)"):
+            module(x[:, :6])
+        module.weight, module.bias = (torch.nn.Parameter(torch.ones(12)) for _ in range(2))
+        if name == "num_features":
+            module.running_mean, module.running_var = torch.zeros(12), torch.ones(12)
+            wanted = functional.batch_norm(x, None, None, module.weight, module.bias, training=True)
+        else:
+            wanted = functional.group_norm(x, 3, module.weight, module.bias)
+        torch.testing.assert_close(module(x), wanted)
+
+
+def test_numbers_of_numpy_are_taken_as_torch_takes_them() -> None:
+    x = drawn(4, 8)
+    for name, arguments in (
+        ("LayerNorm", (np.int64(8), np.float32(0.5))),
+        ("LayerNorm", ((np.int64(4), 8),)),
+        ("RMSNorm", (np.int64(8), np.float64(0.5))),
+        ("GroupNorm", (np.int64(2), np.int64(8))),
+        ("BatchNorm1d", (np.int64(8), np.float32(0.5), np.float32(0.25))),
+        ("Softmax", (np.int64(0),)),
+    ):
+        module, theirs = (getattr(kind, name)(*arguments) for kind in (nn, torch.nn))
+        torch.testing.assert_close(module(x), theirs(x))
+        torch.testing.assert_close(torch.compile(module, backend="eager")(x), theirs(x))
+    module = nn.LayerNorm(8)
+    module.eps = np.float32(0.5)
+    assert type(module.eps) is float
+    torch.testing.assert_close(module(x), functional.layer_norm(x, (8,), eps=0.5))
+
+
+def test_on_a_mesh_another_shape_is_refused_where_it_does_not_fit_the_placements() -> None:
+    mesh, x = DeviceMesh([0]), drawn(4, 8)
+    module = nn.LayerNorm(8, elementwise_affine=False, mesh=mesh, input=Shard(-1))
+    wanted = module(x)
+    with pytest.raises(PlacementError, match="a norm over 2 dims"):
+        module.normalized_shape = (4, 8)
+    assert torch.equal(module(x), wanted)
+    rows = nn.LayerNorm(8, elementwise_affine=False, mesh=mesh, input=Shard(0))
+    rows(x)
+    rows.normalized_shape = (4, 8)
+    torch.testing.assert_close(rows(x[None]), functional.layer_norm(x[None], (4, 8)))
