@@ -266,8 +266,8 @@ class NoPlanError(ShardfuseError):
     ) -> None:
         remedy = f"execute the fusion first{taken}"
         if rank is not None:
-            remedy = f"rank {rank}, which is on no mesh of the fusion, was told none and ran nothing; pass sizes={{...}} "
-            remedy += "here or in the call, or ask a rank of these meshes"
+            remedy = f"rank {rank}, which is on no mesh of the fusion, was told none and ran nothing; "
+            remedy += "pass sizes={...} here or in the call, or ask a rank of these meshes"
         super().__init__(f"{function}() needs sizes: {remedy}")
 
 

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,7 @@ from .ir.expr import BoundFusion, BoundTensor, Expr
 from .ir.op import Cast, Full, Iota, Pointwise, Reduce, Reshape, Set, View, Window
 from .schedulers.choice import choose_scheduler, is_one_kernel, is_taken, lone_scheduler, named, takes_over
 from .segments.recompute import join, moved_bytes, recompute
+from .segments.rows_behind_sums import hold_rows_behind_sums
 from .segments.segment import Segment, in_order, touches_empty
 from .segments.space import common_cuts, refusal_of
 from .segments.sums_of_blocks import Pair, sum_in_blocks
@@ -100,7 +101,11 @@ class _Segmenter:
         chosen = {s: self.lone.get(g) for s, g in zip(segments, order, strict=True)}
         segments = min((self.recomputed(segments, kernels, slack) for slack in _SLACK), key=moved_bytes)
         segments, instead = sum_in_blocks(segments, WARP * self.device.access_bytes, self.hold_blocks)
-        self.fusion.exprs = in_order(new for e in self.fusion.exprs for new in instead.get(e, [e]))
+        self.replace(instead)
+        segments, instead = hold_rows_behind_sums(
+            segments, self.fusion.outputs, WARP * self.device.access_bytes, self.hold_rows
+        )
+        self.replace(instead)
         return [
             # of collectives that are packed nothing else is asked
             ScheduledSegment(s, "communication", ())
@@ -123,6 +128,17 @@ class _Segmenter:
         """Are these rows that a kernel holds, and sums, as they were before?"""
         names = [tuple(choose_scheduler(s, self.device)[0] for s in both) for both in (before, after)]
         return names == [("persistent", "reduction")] * 2
+
+    def hold_rows(self, before: list[Segment], after: list[Segment]) -> bool:
+        """Is there one kernel now that holds rows, where two read them, and do the others what they did?"""
+        (held, total, *left), (sums, between, _) = after, before
+        names = [choose_scheduler(s, self.device)[0] for s in (held, total, sums)]
+        kept = all(takes_over(between, s, self.device) or is_taken(s, self.device) for s in left)
+        return names == ["persistent", "reduction", "reduction"] and kept
+
+    def replace(self, instead: Mapping[Expr, list[Expr]]) -> None:
+        """Have what is in place of some Exprs of the fusion."""
+        self.fusion.exprs = in_order(new for e in self.fusion.exprs for new in instead.get(e, [e]))
 
     # cheap producers
 

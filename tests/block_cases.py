@@ -35,6 +35,46 @@ def group_norm_gradients(
     return fd
 
 
+def decomposed_gradients(shape: Sequence[int], groups: int, dtype: DataType) -> FusionDefinition:
+    """(x, gradient, weight, mean, rstd) -> (dx, dweight, dbias) of a group norm and SiLU, in the steps that torch
+    decomposes it into: sums over pixels, sums of these over the channels of a group, and what is made of both."""
+    n, c, h, w = shape
+    each, pixels = c // groups, h * w
+    with FusionDefinition(backend="triton") as fd:
+        o = fd.ops
+        x, dy = (fd.define_tensor(list(shape), contiguity=True, dtype=dtype) for _ in range(2))
+        weight = fd.define_tensor([c], contiguity=True, dtype=dtype)
+        mean, rstd = (fd.define_tensor([n, groups], contiguity=True) for _ in range(2))
+        x, dy, weight = (o.cast(t, DataType.Float) for t in (x, dy, weight))
+        dy = o.mul(dy, o.sigmoid(o.mul(x, o.broadcast(weight, [True, False, True, True]))))
+        weight = o.broadcast(weight, [True, False])
+        flat, flat_dy = (o.reshape(t, [n, c, pixels]) for t in (x, dy))
+        along, even = o.sum(o.mul(flat_dy, flat), [2]), o.sum(flat_dy, [2])
+        of_groups = [o.sum(o.reshape(o.mul(t, weight), [n, groups, each]), [2]) for t in (along, even)]
+        cube = o.mul(rstd, o.mul(rstd, rstd))
+        slope = o.mul(o.mul(o.sub(o.mul(of_groups[1], mean), of_groups[0]), cube), 1.0 / (each * pixels))
+        shift = o.sub(o.neg(o.mul(slope, mean)), o.mul(o.mul(of_groups[1], rstd), 1.0 / (each * pixels)))
+        by_channel = o.mul(o.broadcast(rstd, [False, False, True]), o.reshape(weight, [1, groups, each]))
+        grouped, grouped_dy = (o.reshape(t, [n, groups, each, pixels]) for t in (x, dy))
+        dx = o.mul(grouped_dy, o.broadcast(by_channel, [False, False, False, True]))
+        dx = o.add(dx, o.mul(grouped, o.broadcast(slope, [False, False, True, True])))
+        dx = o.add(dx, o.broadcast(shift, [False, False, True, True]))
+        fd.add_output(o.cast(o.reshape(dx, list(shape)), dtype))
+        mean, rstd = (o.broadcast(t, [False, False, True]) for t in (mean, rstd))
+        along, even = (o.reshape(t, [n, groups, each]) for t in (along, even))
+        d_weight = o.sum(o.reshape(o.mul(o.sub(along, o.mul(even, mean)), rstd), [n, c]), [0])
+        fd.add_output(o.cast(d_weight, dtype))
+        fd.add_output(o.cast(o.sum(o.reshape(even, [n, c]), [0]), dtype))
+    return fd
+
+
+def with_moments(arguments: Sequence[torch.Tensor], groups: int) -> list[torch.Tensor]:
+    """``arguments``, of which the first are images, and the mean and the reciprocal deviation of their groups."""
+    rows = arguments[0].float().reshape(arguments[0].shape[0], groups, -1)
+    variance, mean = torch.var_mean(rows, -1, correction=0)
+    return [*arguments, mean, torch.rsqrt(variance + 1e-5)]
+
+
 def drawn(shape: Sequence[int], dtype: DataType, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = (shape, shape, shape[1:2])

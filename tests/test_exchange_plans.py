@@ -141,10 +141,10 @@ def test_a_mean_of_rows_is_added_up_behind_the_kernel_that_exchanges(of_columns:
 
 
 def test_readers_of_what_ranks_send_are_one_kernel_where_a_row_of_all_summands_is_too_long() -> None:
-    """Two kernels would each add up the ranks' summands of 16384 elements; one that sends its own has them once."""
+    """A group of programs holds the ranks' summands of 16384 elements; of a kernel that sends its own one program."""
     plan = plan_of(define("float8 of summands, block", 16384, 2, BF16), 8)
     assert plan.apart is not None
-    assert [s.scheduler for s in plan.apart.segments] == ["communication", "persistent", "persistent", "no_op"]
+    assert [s.scheduler for s in plan.apart.segments] == ["communication", "persistent", "no_op"]
     assert kernel_of(plan).space.reduced == 16384
 
 

@@ -26,6 +26,7 @@ from .combining import accumulate, across_blocks, combined
 from .emitter import Emitter
 from .packed import Packed
 from .pair_sums import in_pairs
+from .source import Text
 from .statements import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk, Piece
 from .words import largest_of_words
@@ -194,10 +195,7 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
 
         def text(c: Chunk) -> str:
             value = e.value(x, c)
-            element = form.format(value.text, centres.get(c.piece))
-            if not (value.has_x or value.has_r or c.is_masked):  # of a rank that has a single column
-                element = f"tl.broadcast_to({element}, {e.tile.shape_of(c)})"
-            return c.where(element, neutral)
+            return c.where(_lane(e, value, form.format(value.text, centres.get(c.piece)), c), neutral)
 
         return _across_chunks(e, name, acc, out, chunks, text)
 
@@ -226,6 +224,12 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
             e.renew()
         e.out.line(f"{name} = {across_chunks(name, acc, out, form, '0.0')}")
     return names
+
+
+def _lane(e: Emitter, value: Text, text: str, chunk: Chunk) -> str:
+    """``text``, made of ``value``, which has no lanes where a rank has a single column, as a lane to be reduced."""
+    is_lane = value.has_x or value.has_r or chunk.is_masked
+    return text if is_lane else f"tl.broadcast_to({text}, {e.tile.shape_of(chunk)})"
 
 
 def _across_chunks(

@@ -24,7 +24,7 @@ from ..ir.digits import Axis, CutError, extent, merge, split
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Pointwise, Reduce, Reshape, Squeeze, View, is_reduction
+from ..ir.op import Broadcast, Pointwise, Reduce, Reshape, Squeeze, View, is_reduction
 from .recompute import moved_bytes
 from .segment import Segment, in_order, leading_to, segment_of
 from .space import Space, analyse
@@ -43,7 +43,7 @@ def sum_in_blocks(
     widest: bytes that a warp loads at once.
     """
     found, instead = list(segments), dict[Expr, list[Expr]]()
-    for sums in filter(_adds_up, segments):
+    for sums in filter(adds_up, segments):
         if sums not in found:
             continue  # it has the blocks of others now
         b = found.index(sums)
@@ -60,11 +60,16 @@ def sum_in_blocks(
     return found, instead
 
 
-def _adds_up(segment: Segment) -> bool:
+def adds_up(segment: Segment) -> bool:
     """Are all of its reductions sums, in whatever order, over the same axes of tensors that are cut alike?"""
-    sums = [e for e in segment.exprs if isinstance(e.op, Reduce)]
+    sums = reductions(segment)
     kinds = {(e.op.axes, e.tensors[0].domain, e.output.dtype) for e in sums if isinstance(e.op, Reduce)}
     return len(kinds) == 1 and all(map(_is_free_sum, sums))
+
+
+def reductions(segment: Segment) -> list[Expr]:
+    """All but those over axes of one element, such as a batch of one sample."""
+    return [e for e in segment.exprs if isinstance(e.op, Reduce) and any(e.tensors[0].axes[k] for k in e.op.axes)]
 
 
 def _is_free_sum(expr: Expr) -> bool:
@@ -86,17 +91,17 @@ def _in_blocks(rows: Segment, sums: Segment, widest: int) -> tuple[Pair, dict[Ex
     space = analyse(rows)
     if isinstance(space, str) or not space.r or space.block or space.is_promised or not space.is_inner:
         return None
-    added = [e for e in sums.exprs if isinstance(e.op, Reduce)]
-    cuts = _blocks_of(added[0], space, widest)
+    added = reductions(sums)
+    cuts = blocks_of(added[0], space, widest)
     if cuts is None:
         return None
-    instead = {expr: _summed(expr, *cuts) for expr in added}
+    instead = {expr: summed(expr, *cuts) for expr in added}
     before = leading_to(sums.exprs, [e.tensors[0] for e in added])
     exprs = [*dict.fromkeys((*rows.exprs, *before)), *(e for new in instead.values() for e in new[:-1])]
     stored = [new[-2].output for new in instead.values()]
     maker = {e.output: e for e in exprs}
     parts = [(e.tensors[0], new[-2].output) for e, new in instead.items()]
-    of_rows = {e: new for e in rows.exprs for x, part in parts if (new := _from_blocks(e, x, part, maker))}
+    of_rows = {e: new for e in rows.exprs for x, part in parts if (new := from_blocks(e, x, part, maker))}
     instead |= of_rows
     inside = in_order([new for e in exprs for new in of_rows.get(e, [e])])
     behind = leading_to([instead[e][-1] if e in instead else e for e in sums.exprs], sums.outputs)
@@ -104,7 +109,7 @@ def _in_blocks(rows: Segment, sums: Segment, widest: int) -> tuple[Pair, dict[Ex
     return after, instead
 
 
-def _blocks_of(expr: Expr, space: Space, widest: int) -> tuple[Axis, Axis] | None:
+def blocks_of(expr: Expr, space: Space, widest: int) -> tuple[Axis, Axis] | None:
     """The innermost axes that ``expr`` adds up as blocks, and what is in each: a power of two, of the elements that a
     warp loads at once or fewer; ``None`` where there are no two in each."""
     inner = merge(*_innermost(expr))
@@ -128,7 +133,7 @@ def _innermost(expr: Expr) -> tuple[Axis, ...]:
     return logical[first:]
 
 
-def _summed(expr: Expr, blocks: Axis, own: Axis) -> list[Expr]:
+def summed(expr: Expr, blocks: Axis, own: Axis) -> list[Expr]:
     """``expr`` as sums of ``own`` for each of ``blocks``, and a sum of these."""
     (x,), out = expr.tensors, expr.output
     assert isinstance(expr.op, Reduce), expr
@@ -150,17 +155,16 @@ _Makers = Mapping[BoundTensor, Expr]
 _MUL = Pointwise("mul")
 
 
-def _from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -> list[Expr] | None:
+def from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -> list[Expr] | None:
     """The sum ``expr`` of a row as one of ``part``, the sums of blocks of ``x``; ``None`` where it is none of those.
 
-    What it adds up has to be ``x`` times what all of a block have alike.
+    What it adds up has to be ``x``, or what the blocks of ``x`` add up to, times what all of a block have alike.
     """
     if not _is_free_sum(expr) or expr.output.dtype is not part.dtype:
         return None
     assert isinstance(expr.op, Reduce), expr
     beside = _quotient(expr.tensors[0], x, maker)
-    inner = len(x.domain.logical) - len(part.domain.logical) + 1
-    if beside is None or any(not _is_alike(t, x, part, inner) for t in beside):
+    if beside is None or not all(_is_alike(t, x, part) for t in beside):
         return None
     kept = tuple(axis for k, axis in enumerate(expr.tensors[0].domain.logical) if k not in expr.op.axes)
     whole = merge(*part.domain.logical)
@@ -172,20 +176,26 @@ def _from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) 
         return None
     name, found, last = expr.output.name, list[Expr](), part
     for k, t in enumerate(beside):
-        axes = tuple(range(len(part.domain.logical), len(x.domain.logical)))
-        one = BoundTensor(f"{name}w{k}", t.dtype, replace(t.domain, logical=t.domain.logical[: len(part.axes)]))
+        one = BoundTensor(f"{name}w{k}", t.dtype, BoundDomain((*t.domain.logical[: part.ndim - 1], ()), t.domain.mesh))
         product = BoundTensor(f"{name}m{k}", part.dtype, part.domain)
-        found += [Expr(Squeeze(axes), (t,), (one,)), Expr(_MUL, (last, one), (product,))]
+        found += [Expr(_as_blocks(t, part), (t,), (one,)), Expr(_MUL, (last, one), (product,))]
         last = product
     row = BoundTensor(f"{name}r", part.dtype, BoundDomain((*kept, rest), part.domain.mesh))
     found.append(Expr(Reshape(tuple(map(extent, row.domain.logical))), (last,), (row,)))
     return [*found, replace(expr, op=Reduce("sum", (len(kept),)), inputs=(row,))]
 
 
-def _is_alike(tensor: BoundTensor, x: BoundTensor, part: BoundTensor, inner: int) -> bool:
-    """Has ``tensor`` the axes of ``x`` or none in their place, and none in that of its last ``inner`` axes?"""
+def _as_blocks(tensor: BoundTensor, part: BoundTensor) -> Broadcast | Squeeze:
+    """The view of ``tensor`` that has an axis of one element in place of the blocks of ``part``."""
+    if tensor.ndim < part.ndim:
+        return Broadcast((*[False] * tensor.ndim, True))
+    return Squeeze(tuple(range(part.ndim, tensor.ndim)))
+
+
+def _is_alike(tensor: BoundTensor, x: BoundTensor, part: BoundTensor) -> bool:
+    """Has ``tensor`` the axes of ``x`` or none in their place, and none in place of the blocks of ``part``?"""
     own, axes = tensor.domain.logical, x.domain.logical
-    if len(own) != len(axes) or tensor.dtype is not part.dtype or any(own[len(axes) - inner :]):
+    if len(own) != len(axes) or tensor.dtype is not part.dtype or any(own[part.ndim - 1 :]):
         return False
     return all(a in ((), b) for a, b in zip(own, axes, strict=True))
 

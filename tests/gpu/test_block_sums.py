@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from block_cases import RandomRows, drawn, group_norm_gradients
+from block_cases import RandomRows, decomposed_gradients, drawn, group_norm_gradients, with_moments
 from fusion_check import check
 
 from shardfuse import DataType
@@ -32,6 +32,22 @@ def test_gradients_of_group_norms(shape: Sequence[int], groups: int, dtype: Data
     fd = group_norm_gradients(shape, groups, dtype, is_active=is_active)
     for seed in range(2):  # what is kept between launches is read again
         check(fd, drawn(shape, dtype, seed), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype"),
+    [
+        ((4, 640, 32, 32), 32, DataType.Float),
+        ((2, 320, 64, 64), 32, DataType.BFloat16),
+        ((16, 64, 128, 128), 4, DataType.Half),
+        ((9, 12, 48, 48), 2, DataType.BFloat16),
+        ((8, 512, 16, 16), 32, DataType.Half),
+        ((1, 64, 256, 256), 4, DataType.BFloat16),
+    ],
+)
+def test_gradients_as_torch_decomposes_them(shape: Sequence[int], groups: int, dtype: DataType) -> None:
+    fd = decomposed_gradients(shape, groups, dtype)
+    check(fd, with_moments(drawn(shape, dtype), groups), device="cuda")
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from block_cases import RandomRows, drawn, group_norm_gradients
+from block_cases import RandomRows, decomposed_gradients, drawn, group_norm_gradients, with_moments
 from fusion_check import check
 
 from shardfuse import DataType, FusionDefinition
@@ -59,6 +59,40 @@ def test_sums_of_rows_are_made_of_those_of_blocks() -> None:
     assert len(reduced) == 4
     atoms, r = rows.space.atoms, set(rows.space.r)
     assert not any(r <= atoms[e.tensors[0]] - atoms[e.output] for e in reduced)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype"),
+    [
+        ((2, 8, 8, 8), 2, DataType.Half),
+        ((3, 6, 4, 24), 3, DataType.BFloat16),
+        ((2, 16, 32, 32), 2, DataType.Float),
+        ((1, 64, 48, 48), 1, DataType.Half),
+    ],
+)
+def test_rows_that_wait_for_sums_of_sums(shape: Sequence[int], groups: int, dtype: DataType) -> None:
+    """One kernel reads the images, as another one did for each pixel behind those that added up."""
+    fd = decomposed_gradients(shape, groups, dtype)
+    check(fd, with_moments(drawn(shape, dtype), groups))
+    rows, *others = kernels(fd)
+    assert rows.space.block
+    assert len(wide(rows)) == 2
+    assert not any(t in rows.segment.inputs for kernel in others for t in wide(kernel))
+    assert fd.explain().kernels == 1 + len(others)
+
+
+def test_rows_that_need_a_sum_themselves_wait_for_it() -> None:
+    """The sum of a channel is read for each of its pixels."""
+    with FusionDefinition(backend="triton") as fd:
+        o = fd.ops
+        x, weight = fd.define_tensor([2, 64, 512], contiguity=True), fd.define_tensor([1, 64], contiguity=True)
+        total = o.sum(x, [2])
+        scale = o.sum(o.mul(total, weight), [1])
+        y = o.mul(x, o.broadcast(scale, [False, True, True]))
+        fd.add_output(o.add(y, o.broadcast(total, [False, False, True])))
+    generator = torch.Generator().manual_seed(0)
+    check(fd, [torch.randn(shape, generator=generator) for shape in ((2, 64, 512), (1, 64))])
+    assert not any(kernel.space.block for kernel in kernels(fd))
 
 
 def test_groups_that_read_ahead_hand_sums_on() -> None:
