@@ -133,7 +133,10 @@ def test_shards_that_differ_in_size() -> None:
 def test_on_a_square_of_ranks() -> None:
     rows_and_hidden = partial(check_layer, x=[S0, S2], shape=(4, 3, 16))
     added = partial(check_add, x=[S0, P], residual=[S0, S1], output=[S0, R], output_grad=[S0, P], shape=(4, 4, 16))
-    each_rank([2, 2], {"rows_and_hidden": rows_and_hidden, "added": added})
+    cut_further = partial(check_layer, x=[S2, P], output=[S2, S2])
+    added_further = partial(check_add, x=[S2, P], residual=[S2, S2])
+    cases = {"cut_further": cut_further, "added_further": added_further}
+    each_rank([2, 2], {"rows_and_hidden": rows_and_hidden, "added": added, **cases})
 
 
 @pytest.mark.parametrize("shape", [8, (3, 4)])

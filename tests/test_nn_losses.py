@@ -15,6 +15,7 @@ from torch.distributed.tensor import Shard
 from torch.nn import functional
 from torch_gradients import leaf
 
+import shardfuse
 from shardfuse import DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
 from shardfuse.nn import CrossEntropyLoss, LinearCrossEntropyLoss, LogProb
@@ -304,3 +305,23 @@ def test_bad_inputs() -> None:
     ):
         with pytest.raises(ModuleInputError, match=message):
             call()
+
+
+def test_a_single_row_is_sharded_along_its_classes_or_not_at_all() -> None:
+    """Its first axis is that of classes, which other losses' Shard(0) are not."""
+
+    def run() -> list[float]:
+        world = shardfuse.initialize()
+        mesh, logits, target = DeviceMesh(range(2)), torch.arange(4.0), torch.tensor(1)
+        local = logits.chunk(2)[world.rank]
+        found: list[float] = []
+        for kind in (CrossEntropyLoss, LogProb):
+            found.append(kind(mesh=mesh, logits=Shard(-1))(local, target).item())
+            with pytest.raises(PlacementError, match=r"logits=Shard\(0\) does not fit the axis of classes"):
+                kind(mesh=mesh, logits=S0)(local, target)
+        return found
+
+    expected = functional.cross_entropy(torch.arange(4.0), torch.tensor(1)).item()
+    for loss, log_prob in shardfuse.simulate(run, 2):
+        assert loss == pytest.approx(expected, rel=1e-6)
+        assert log_prob == pytest.approx(-expected, rel=1e-6)

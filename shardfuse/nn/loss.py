@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import torch
 
-from ..errors import ModuleArgumentError, ModuleInputError
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType
@@ -174,6 +174,8 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
     ) -> tuple[torch.Tensor, ...]:
         of_rows = self.reduction == "none"
         if logits.ndim == 1:
+            if 0 in self._logits.shards:
+                raise PlacementError("logits", ("Shard(0)",), "the axis of classes", "shard that axis as Shard(-1)")
             whole = None if unsharded is None else (1, *unsharded)
             found = self._results(logits[None], target[None], unsharded=whole)
             return tuple(t[0] for t in found) if of_rows else found

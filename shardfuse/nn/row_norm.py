@@ -206,7 +206,8 @@ class RowNorm(TakesProducts, ParameterModule):
         placement = self._input if name == "x" else self._at
         here = placement.resolve(name, max(x.ndim, 1))
         normed = range(max(x.ndim - dims, 0), max(x.ndim, 1))
-        is_cut = here.only(x.ndim - 1).shards == self._parameter.shards
+        along = here.only(x.ndim - 1)
+        is_cut = along.shards == self._parameter.shards
         if any(d in normed for d in here.shards) and (dims > 1 or (not is_cut and placement.only(-1).is_uncut)):
             said = "input" if name == "x" else name
             found = tuple(f"Shard({d})" for d in here.shards if d in normed)
@@ -214,7 +215,8 @@ class RowNorm(TakesProducts, ParameterModule):
                 raise PlacementError(said, found, "the dims that are normed", "shard rows, or norm one dim")
             raise PlacementError(said, found, "the hidden axis", "shard that axis as Shard(-1)")
         if dims == 1:
-            self.check_size(name, x, -1, self._local_size if is_cut else self._hidden)
+            own = self._local_size if is_cut else along.local_shape(self.mesh, (self._hidden,))[0]
+            self.check_size(name, x, -1, own)  # partial sums may be cut along fewer mesh dimensions than the norm
 
     def _check_residual(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None) -> None:
         """The residual is this rank's piece, as ``residual=`` cuts it, of what x is a piece of."""
