@@ -7,21 +7,36 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from shardfuse import DataType, FusionDefinition
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.ir.tensor_view import TensorView
 
 TORCH = {DataType.Float: torch.float32, DataType.Half: torch.float16, DataType.BFloat16: torch.bfloat16}
 
 
 def group_norm_gradients(
-    shape: Sequence[int], groups: int, dtype: DataType, *, is_active: bool = True, invariant: str | None = None
+    shape: Sequence[int],
+    groups: int,
+    dtype: DataType,
+    *,
+    is_active: bool = True,
+    invariant: str | None = None,
+    cut: int | None = None,
+    ranks: int = 1,
 ) -> FusionDefinition:
-    """(x, gradient, weight) -> (dx, dweight, dbias) of a group norm without statistics of its own, and SiLU."""
+    """(x, gradient, weight) -> (dx, dweight, dbias) of a group norm without statistics of its own, and SiLU.
+
+    cut: the axis of the images that so many ranks share, if any.
+    """
     n, c, h, w = shape
     with FusionDefinition(backend="triton", invariant=invariant) as fd:
         o = fd.ops
         x, dy = (fd.define_tensor(list(shape), contiguity=True, dtype=dtype) for _ in range(2))
         weight = fd.define_tensor([c], contiguity=True, dtype=dtype)
+        shared = [] if cut is None else [(x, cut), (dy, cut), *([(weight, 0)] if cut == 1 else [])]
+        for tensor, axis in shared:
+            tensor.set_device_mesh(DeviceMesh(range(ranks)))
+            tensor.outer_split(axis, ranks, uneven=tensor.shape[axis] % ranks != 0)
+            tensor.axis(axis).parallelize(ParallelType.mesh_x)
         x, dy, weight = (o.cast(t, DataType.Float) for t in (x, dy, weight))
         weight = o.broadcast(weight, [True, False, True, True])
         dz = o.mul(dy, o.sigmoid(o.mul(x, weight))) if is_active else dy

@@ -75,7 +75,7 @@ def reductions(segment: Segment) -> list[Expr]:
 def _is_free_sum(expr: Expr) -> bool:
     """Is it a sum of what a rank has, in whatever order?"""
     op = expr.op
-    return is_reduction(op, "sum") and not (op.in_pairs or op.segments or op.mesh_dims or expr.partial)
+    return is_reduction(op, "sum") and not (op.in_pairs or op.segments or op.mesh_dims)
 
 
 def _may_move(segments: Sequence[Segment], a: int, b: int) -> bool:
@@ -111,7 +111,9 @@ def _in_blocks(rows: Segment, sums: Segment, widest: int) -> tuple[Pair, dict[Ex
 
 def blocks_of(expr: Expr, space: Space, widest: int) -> tuple[Axis, Axis] | None:
     """The innermost axes that ``expr`` adds up as blocks, and what is in each: a power of two, of the elements that a
-    warp loads at once or fewer; ``None`` where there are no two in each."""
+    warp loads at once or fewer; ``None`` where there are no two in each, or ranks have parts of these axes."""
+    if not set(expr.tensors[0].domain.mesh_digits).isdisjoint(d for axis in _innermost(expr) for d in axis):
+        return None
     inner = merge(*_innermost(expr))
     n = extent(inner)
     size = min(n & -n, widest // space.narrowest)
@@ -140,13 +142,18 @@ def summed(expr: Expr, blocks: Axis, own: Axis) -> list[Expr]:
     first = len(x.domain.logical) - len(_innermost(expr))
     kept = (*x.domain.logical[:first], blocks)
     logical = (*kept, own)
-    whole = BoundTensor(f"{out.name}v", x.dtype, BoundDomain(logical, x.domain.mesh))
+    whole = BoundTensor(f"{out.name}v", x.dtype, _with_axes(x, logical))
     accumulated = DataType.Float if out.dtype.is_low_precision else out.dtype
-    part = BoundTensor(f"{out.name}p", accumulated, BoundDomain(kept, x.domain.mesh))
+    part = BoundTensor(f"{out.name}p", accumulated, _with_axes(x, kept))
     reshape = Expr(Reshape(tuple(map(extent, logical))), (x,), (whole,), chunk=expr.chunk)
     summed = Expr(Reduce("sum", (first + 1,)), (whole,), (part,), chunk=expr.chunk)
     axes = (*(a for a in expr.op.axes if a < first), first)
     return [reshape, summed, replace(expr, op=Reduce("sum", axes), inputs=(part,))]
+
+
+def _with_axes(tensor: BoundTensor, logical: tuple[Axis, ...]) -> BoundDomain:
+    """The domain of what has these axes and is cut among ranks as ``tensor`` is."""
+    return BoundDomain(logical, tensor.domain.mesh, tensor.domain.sharding)
 
 
 # sums of rows that are made of those of blocks
@@ -160,7 +167,7 @@ def from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -
 
     What it adds up has to be ``x``, or what the blocks of ``x`` add up to, times what all of a block have alike.
     """
-    if not _is_free_sum(expr) or expr.output.dtype is not part.dtype:
+    if not _is_free_sum(expr) or expr.partial or expr.output.dtype is not part.dtype:
         return None
     assert isinstance(expr.op, Reduce), expr
     beside = _quotient(expr.tensors[0], x, maker)
@@ -172,15 +179,16 @@ def from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -
         outer, rest = split(whole, extent(whole) // extent(merge(*kept)))
     except CutError:
         return None
-    if outer != merge(*kept) or kept != expr.output.domain.logical:
+    is_whole = {d for axis in kept for d in axis}.issuperset(part.domain.mesh_digits)
+    if outer != merge(*kept) or kept != expr.output.domain.logical or not is_whole:
         return None
     name, found, last = expr.output.name, list[Expr](), part
     for k, t in enumerate(beside):
-        one = BoundTensor(f"{name}w{k}", t.dtype, BoundDomain((*t.domain.logical[: part.ndim - 1], ()), t.domain.mesh))
+        one = BoundTensor(f"{name}w{k}", t.dtype, _with_axes(t, (*t.domain.logical[: part.ndim - 1], ())))
         product = BoundTensor(f"{name}m{k}", part.dtype, part.domain)
         found += [Expr(_as_blocks(t, part), (t,), (one,)), Expr(_MUL, (last, one), (product,))]
         last = product
-    row = BoundTensor(f"{name}r", part.dtype, BoundDomain((*kept, rest), part.domain.mesh))
+    row = BoundTensor(f"{name}r", part.dtype, _with_axes(part, (*kept, rest)))
     found.append(Expr(Reshape(tuple(map(extent, row.domain.logical))), (last,), (row,)))
     return [*found, replace(expr, op=Reduce("sum", (len(kept),)), inputs=(row,))]
 

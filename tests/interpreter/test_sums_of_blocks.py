@@ -9,6 +9,7 @@ import torch
 from block_cases import RandomRows, decomposed_gradients, drawn, group_norm_gradients, with_moments
 from fusion_check import check
 
+import shardfuse
 from shardfuse import DataType, FusionDefinition
 from shardfuse.codegen import generate
 from shardfuse.ir.expr import BoundTensor
@@ -105,6 +106,31 @@ def test_groups_that_read_ahead_hand_sums_on() -> None:
     active = group_norm_gradients(shape, 1, DataType.Half)
     plan = active.fec.plan_for(None, None)
     assert plan.segments[0].kernels[0].schedule.lag == 0
+
+
+def on_ranks(shape: Sequence[int], groups: int, dtype: DataType, cut: int) -> list[int]:
+    ranks = shardfuse.initialize().world_size
+    fd = group_norm_gradients(shape, groups, dtype, cut=cut, ranks=ranks)
+    check(fd, drawn(shape, dtype))
+    return [kernel.space.block_size for kernel in kernels(fd)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "cut", "ranks", "block"),
+    [
+        ((4, 8, 8, 8), 2, DataType.Float, 0, 2, 64),
+        ((5, 8, 8, 8), 2, DataType.Half, 0, 2, 64),  # a sample more on one rank
+        ((4, 64, 48, 48), 1, DataType.Half, 0, 2, 16),
+        ((2, 8, 8, 8), 4, DataType.Float, 1, 2, 64),
+        ((2, 8, 7, 8), 2, DataType.Half, 2, 3, 1),  # ranks have parts of what would be in blocks
+        ((2, 8, 8, 8), 2, DataType.Float, 3, 2, 1),
+    ],
+)
+def test_images_that_ranks_share(
+    shape: Sequence[int], groups: int, dtype: DataType, cut: int, ranks: int, block: int
+) -> None:
+    for found in shardfuse.simulate(on_ranks, ranks, args=(shape, groups, dtype, cut)):
+        assert max(found) == block
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((2, 8, 3, 5), 4), ((2, 6, 17, 17), 3)])
