@@ -27,14 +27,18 @@ from .ir.op import Cast, Full, Iota, Pointwise, Reduce, Reshape, Set, View, Wind
 from .schedulers.choice import choose_scheduler, is_one_kernel, is_taken, lone_scheduler, named, takes_over
 from .segments.recompute import join, moved_bytes, recompute
 from .segments.rows_behind_sums import hold_rows_behind_sums
-from .segments.segment import Segment, in_order, touches_empty
+from .segments.segment import Segment, in_running_order, touches_empty
 from .segments.space import common_cuts, refusal_of
-from .segments.sums_of_blocks import Pair, sum_in_blocks
+from .segments.sums_of_blocks import RowsAndSums, sum_in_blocks
 
 _SLACK = (1.0, 1.25)
 """Up to how many times the bytes that are saved a chain may read: all ways to cut are tried, the one that moves the
 fewest bytes is taken.  Two readers that each read as much as they save are one kernel that reads it once: the weight
 gradients of a group norm in float32."""
+
+
+_ADDS_UP = "reduction", "pointwise"
+"""Schedulers that take the sums of sums of blocks, of which there may be one."""
 
 
 @dataclass(frozen=True)
@@ -124,21 +128,21 @@ class _Segmenter:
         made = [*kernels, *(s for s in changed if s not in segments)]
         return join(changed, self.position, made.__contains__, partial(is_taken, device=self.device))
 
-    def hold_blocks(self, before: Pair, after: Pair) -> bool:
+    def hold_blocks(self, before: RowsAndSums, after: RowsAndSums) -> bool:
         """Are these rows that a kernel holds, and sums, as they were before?"""
-        names = [tuple(choose_scheduler(s, self.device)[0] for s in both) for both in (before, after)]
-        return names == [("persistent", "reduction")] * 2
+        names = [choose_scheduler(s, self.device)[0] for s in (*before, *after)]
+        return names[:3] == ["persistent", "reduction", "persistent"] and names[3] in _ADDS_UP
 
     def hold_rows(self, before: list[Segment], after: list[Segment]) -> bool:
         """Is there one kernel now that holds rows, where two read them, and do the others what they did?"""
         (held, total, *left), (sums, between, _) = after, before
-        names = [choose_scheduler(s, self.device)[0] for s in (held, total, sums)]
+        names = [choose_scheduler(s, self.device)[0] for s in (sums, held, total)]
         kept = all(takes_over(between, s, self.device) or is_taken(s, self.device) for s in left)
-        return names == ["persistent", "reduction", "reduction"] and kept
+        return names[:2] == ["reduction", "persistent"] and names[2] in _ADDS_UP and kept
 
     def replace(self, instead: Mapping[Expr, list[Expr]]) -> None:
         """Have what is in place of some Exprs of the fusion."""
-        self.fusion.exprs = in_order(new for e in self.fusion.exprs for new in instead.get(e, [e]))
+        self.fusion.exprs = in_running_order(new for e in self.fusion.exprs for new in instead.get(e, [e]))
 
     # cheap producers
 

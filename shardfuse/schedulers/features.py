@@ -74,10 +74,10 @@ class Features(Space):
         """Are there ``rows`` rows, too odd for wide loads, that may be read in the aligned words that contain them?
 
         Not those of an invariant space, or whose sums are in pairs: where in a word a row begins says which thread adds
-        up what of it.
+        up what of it.  Nor those whose blocks are reduced, which would begin anywhere in a tile.
         """
         is_odd = self.is_odd(self.streamed[0].dtype)
-        return is_odd and self.kept >= rows and not (self.is_invariant or self.adds_in_pairs)
+        return is_odd and self.kept >= rows and not (self.is_invariant or self.adds_in_pairs or self.block)
 
     def is_odd(self, dtype: DataType) -> bool:
         """Are rows of ``dtype`` too odd for loads of more than a few bytes?"""
@@ -171,6 +171,15 @@ class Features(Space):
         """
         is_made_after = any(self.phase[t] and self.has_r(t) for t in self.segment.outputs)
         return not (is_made_after and not self.segment.has_indices) and takes_one_walk(self.segment)
+
+    @cached_property
+    def holds_elements(self) -> bool:
+        """Is some element of a row, and not what its block was reduced to alone, needed again after a reduction?"""
+        return any(phase and self.has_r(t) and t not in self.of_blocks for t, phase in self.phase.items())
+
+    def reduces_rows(self, expr: Expr) -> bool:
+        """Is it a reduction of all elements of a row?"""
+        return self.reduces(expr) and self.atoms[expr.tensors[0]].issuperset(self.r)
 
     @property
     def is_chain(self) -> bool:

@@ -40,7 +40,7 @@ def lagged_group(space: Features, *, are_few_held: bool = False) -> Schedule | N
     if not 1 <= len(walked) <= _INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
         return None
     form = _lagged_form(space, vectors)
-    if form is None:
+    if form is None or (space.block and form.rows > 1):  # sums of blocks are handed on one row late
         return None
     block = form.warps * WARP * form.width
     by_channel = [t for t in space.segment.inputs if space.has_r(t) and t not in (*walked, *vectors)]

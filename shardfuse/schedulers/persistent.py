@@ -35,8 +35,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
     space = features_or_refusal(segment, device)
     if not isinstance(space, str) and space.block:
-        refusal = None if packed_row(space) else too_long(space)
-        return _why_no_block_of_group(space) if refusal and space.rereads else refusal
+        return _why_no_blocks(space)
     if not isinstance(space, str) and space.adds_in_pairs:
         return too_long(space) if space.rereads else None  # the sum alone takes each element as it comes
     space = reduction_or_refusal(segment, device)
@@ -53,8 +52,16 @@ def why_not(segment: Segment, device: Device) -> str | None:
     return refusal and why_not_held(space)
 
 
-def _why_no_block_of_group(space: Features) -> str | None:
-    """Why no group holds rows whose blocks are reduced: each has to be one warp's, for members have parts of a row."""
+def _why_no_blocks(space: Features) -> str | None:
+    """Why neither a program nor a group holds rows whose blocks are reduced.
+
+    A group only where elements are needed again; and each block has to be one warp's, for members have parts of a row.
+    """
+    if not space.holds_elements and not any(map(space.reduces_rows, space.segment.exprs)):
+        return "nothing of a row but what its blocks are reduced to is read again"
+    refusal = None if packed_row(space) else too_long(space)
+    if refusal is None or not space.holds_elements:
+        return refusal
     if space.block_size > WARP * space.width:
         return f"blocks of {space.block_size} elements are more than a warp of a group loads at once"
     return why_not_held(space)
@@ -266,7 +273,7 @@ def packed_row(space: Features) -> Schedule | None:
         return None
     if space.run != n and space.kept <= device.multiprocessors:
         return None  # one program a multiprocessor, which holds it wide
-    width, aligned = vector(walked[0].dtype, n, device), space.may_align_down() and not space.block
+    width, aligned = vector(walked[0].dtype, n, device), space.may_align_down()
     if aligned:
         width = device.access_bytes // walked[0].dtype.itemsize
         n += width - 1

@@ -85,9 +85,10 @@ class KernelPlan:
         refuse(
             isinstance(order, Sides) != bool(self.space.sides[0]), f"{self.name} has two sides, or has no other side"
         )
-        blocks = self.schedule.is_held and self.schedule.split is None and self.schedule.lag <= 1
-        blocks &= not isinstance(self.schedule.exchange, WithRanks)
-        refuse(bool(self.space.block) and not blocks, f"{self.name} has blocks of rows, which are held")
+        blocks = self.schedule.is_held and self.schedule.split is None and not self.schedule.is_aligned_down
+        blocks &= self.schedule.lag <= 1 and not isinstance(self.schedule.exchange, WithRanks)
+        held = "rows that are held from their own beginning, no more than one ahead, and by no other rank"
+        refuse(bool(self.space.block) and not blocks, f"{self.name} has blocks, which are of {held}")
         refuse(self.schedule.reduced < self.space.block_size, f"{self.name} cuts its rows within blocks")
         members = self.exchange.members if self.exchange is not None and self.exchange.sent is None else 1
         is_of_ranks = isinstance(self.schedule.exchange, WithRanks)

@@ -67,7 +67,7 @@ _Smallest = tuple[int, int, int]
 
 def _rows_alone(space: Features) -> _Smallest:
     tuned = space.tuned.groups
-    if space.block and len(space.streamed) > 1:
+    if space.block and len(space.streamed) == 2:
         return _blocks_alone(space)
     n, held, registers = space.reduced, _held(space), _registers(space)
     if space.are_few_held:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import BoundTensor, Expr
 from .recompute import moved_bytes
-from .segment import Segment, in_order, leading_to, segment_of
+from .segment import Segment, in_running_order, leading_to, segment_of
 from .space import Space, analyse
 from .sums_of_blocks import adds_up, blocks_of, from_blocks, reductions, summed
 
@@ -102,7 +102,7 @@ def _held(
     maker = {t: e for e in (*chain, *middle) for t in e.outputs}
     of_rows = {e: new for e in middle for s, part in parts.items() if (new := from_blocks(e, s, part, maker))}
     everything = [*chain, *(new for e in middle for new in of_rows.get(e, [e])), *rows.exprs]
-    held = segment_of(in_order(dict.fromkeys(everything)), (*rows.outputs, *parts.values()))
+    held = segment_of(in_running_order(dict.fromkeys(everything)), (*rows.outputs, *parts.values()))
     if not set(held.inputs).isdisjoint((*parts, *sums.outputs, *between.outputs)):
         return None
     totals = leading_to([instead[e][-1] if e in instead else e for e in sums.exprs], sums.outputs)

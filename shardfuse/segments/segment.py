@@ -121,7 +121,7 @@ def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Exp
     return found[::-1]
 
 
-def in_order(exprs: Iterable[Expr]) -> list[Expr]:
+def in_running_order(exprs: Iterable[Expr]) -> list[Expr]:
     """``exprs`` so that what one of them makes is read behind it, otherwise in the order given."""
     exprs = list(exprs)
     maker = {t: e for e in exprs for t in e.outputs}

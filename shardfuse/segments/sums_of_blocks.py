@@ -26,11 +26,11 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Broadcast, Pointwise, Reduce, Reshape, Squeeze, View, is_reduction
 from .recompute import moved_bytes
-from .segment import Segment, in_order, leading_to, segment_of
+from .segment import Segment, in_running_order, leading_to, segment_of
 from .space import Space, analyse
 
-Pair = tuple[Segment, Segment]
-Accepts = Callable[[Pair, Pair], bool]
+RowsAndSums = tuple[Segment, Segment]
+Accepts = Callable[[RowsAndSums, RowsAndSums], bool]
 """Are the second two segments as good kernels as the first two, in whose place they are?"""
 
 
@@ -79,17 +79,20 @@ def _is_free_sum(expr: Expr) -> bool:
 
 
 def _may_move(segments: Sequence[Segment], a: int, b: int) -> bool:
-    """May ``b`` begin where ``a`` is, what it reads being there, and end behind ``a``?"""
+    """May what ``b`` sums be made where ``a`` is, all that it reads being there, and ``b`` itself run behind both?
+
+    Whichever of the two is the later one: the rows store what the sums read.
+    """
     made = {t for s in segments[a:b] for t in s.outputs}
     read = {t for s in segments[b + 1 : a + 1] for t in s.inputs}
     return made.isdisjoint(segments[b].inputs) and read.isdisjoint(segments[b].outputs)
 
 
-def _in_blocks(rows: Segment, sums: Segment, widest: int) -> tuple[Pair, dict[Expr, list[Expr]]] | None:
+def _in_blocks(rows: Segment, sums: Segment, widest: int) -> tuple[RowsAndSums, dict[Expr, list[Expr]]] | None:
     """``rows`` with the sums of its blocks, and ``sums`` as sums of these, by each what is in its place; ``None`` where
     they have no such blocks."""
     space = analyse(rows)
-    if isinstance(space, str) or not space.r or space.block or space.is_promised or not space.is_inner:
+    if isinstance(space, str) or not space.r or space.is_promised or not space.is_inner:
         return None
     added = reductions(sums)
     cuts = blocks_of(added[0], space, widest)
@@ -103,7 +106,7 @@ def _in_blocks(rows: Segment, sums: Segment, widest: int) -> tuple[Pair, dict[Ex
     parts = [(e.tensors[0], new[-2].output) for e, new in instead.items()]
     of_rows = {e: new for e in rows.exprs for x, part in parts if (new := from_blocks(e, x, part, maker))}
     instead |= of_rows
-    inside = in_order([new for e in exprs for new in of_rows.get(e, [e])])
+    inside = in_running_order([new for e in exprs for new in of_rows.get(e, [e])])
     behind = leading_to([instead[e][-1] if e in instead else e for e in sums.exprs], sums.outputs)
     after = segment_of(inside, (*rows.outputs, *stored)), Segment.of(behind, sums.outputs)
     return after, instead
@@ -165,9 +168,11 @@ _MUL = Pointwise("mul")
 def from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -> list[Expr] | None:
     """The sum ``expr`` of a row as one of ``part``, the sums of blocks of ``x``; ``None`` where it is none of those.
 
-    What it adds up has to be ``x``, or what the blocks of ``x`` add up to, times what all of a block have alike.
+    What it adds up has to be ``x``, or what the blocks of ``x`` add up to, times what all of a block have alike; all in
+    one type, so that no product is rounded, or wraps around, that was not.  As in torch's own gradient of a group norm
+    a block's sum may be infinite where all of its products are not.
     """
-    if not _is_free_sum(expr) or expr.partial or expr.output.dtype is not part.dtype:
+    if not _is_free_sum(expr) or expr.partial or not expr.output.dtype is part.dtype is x.dtype:
         return None
     assert isinstance(expr.op, Reduce), expr
     beside = _quotient(expr.tensors[0], x, maker)
@@ -220,14 +225,14 @@ def _quotient(product: BoundTensor, x: BoundTensor, maker: _Makers) -> list[Boun
 
 
 def _factors(tensor: BoundTensor, maker: _Makers) -> list[tuple[BoundTensor, BoundTensor]]:
-    """What is multiplied: each as it was before views of it, and as it is read."""
+    """What is multiplied in the type of ``tensor``: each as it was before views of it, and as it is read."""
     found: list[tuple[BoundTensor, BoundTensor]] = []
     todo = [tensor]
     while todo:
         source = as_read = todo.pop()
         while (made := maker.get(source)) is not None and isinstance(made.op, View):
             source = made.tensors[0]
-        if made is not None and made.op == _MUL and len(made.tensors) == 2:
+        if made is not None and made.op == _MUL and len(made.tensors) == 2 and source.dtype is tensor.dtype:
             todo += made.tensors
         else:
             found.append((source, as_read))
