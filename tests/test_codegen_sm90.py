@@ -44,7 +44,6 @@ QUICK = [
     "gelu_tanh_backward",
 ]  # fmt: skip
 LARGER_TILE = "a register: 63 us on an H200, with half a tile and no spill 66"
-TWICE_THE_TEAM = "31, 18 and 10.4 us on an H200; by teams of twice as many, without a spill, 36, 21 and 12.5"
 HALF_THE_PROGRAMS = "124 us on an H200; with half as many programs a multiprocessor and no spill 125"
 NARROWER = "122 us on an H200; in tiles of half the columns, which spill as much, 171"
 SPILLS: dict[str, tuple[int, str]] = {
@@ -54,9 +53,6 @@ SPILLS: dict[str, tuple[int, str]] = {
     "layer_norm_backward 16384x5140:bfloat16": (40, "169 us on an H200; one program a multiprocessor, without, 201"),
     "rms_norm_backward 384": (12, "27.9 us on an H200; in chunks of 128, without, 28.5"),
     "group_norm_channels_last 1x512x256x256:float16:channels_last": (16, LARGER_TILE),
-    "group_norm_backward 2x320x128x128:float16": (12, TWICE_THE_TEAM),
-    "group_norm_backward 2x640x64x64:float16": (12, TWICE_THE_TEAM),
-    "group_norm_backward 2x1280x32x32:float16": (28, TWICE_THE_TEAM),
     "batch_norm 32x256x56x56:float16": (12, "34.9 us on an H200; by words of two accesses, without, 34.4"),
     "batch_norm 64x64x112x112:float16": (12, "as many where every thread stores a word; by words of two accesses none"),
     "add_rms_norm 264x30144:float64": (8, "in loops, whose third stage does not fit"),

@@ -10,6 +10,8 @@ from shardfuse import DataType, FusionDefinition
 from shardfuse.ir.tensor_view import TensorView
 
 HALF, FLOAT = DataType.BFloat16, DataType.Float
+ROWS = [64, 32, 511]
+"""Of an odd length, so that they have no blocks whose sums are stored (``segments/sums_of_blocks.py``)."""
 
 
 def wide(fd: FusionDefinition, shape: list[int]) -> TensorView:
@@ -25,7 +27,7 @@ def product_summed_both_ways(fd: FusionDefinition, shape: list[int]) -> None:
 
 
 def test_a_wide_product_of_narrow_tensors_is_not_stored() -> None:
-    found = described(lambda fd: product_summed_both_ways(fd, [64, 32, 512]))
+    found = described(lambda fd: product_summed_both_ways(fd, ROWS))
     assert found == ["persistent: T0 T2 -> T7", "reduction: T0 T2 -> T8"]
 
 
@@ -57,7 +59,7 @@ def test_sums_that_come_to_read_the_same_become_one_segment() -> None:
     """dw and db: the second read the product alone, before it took the product's chain over."""
 
     def define(fd: FusionDefinition) -> None:
-        x, dy = wide(fd, [64, 32, 512]), wide(fd, [64, 32, 512])
+        x, dy = wide(fd, ROWS), wide(fd, ROWS)
         product = fd.ops.mul(x, dy)
         fd.add_output(fd.ops.div(product, fd.ops.sum(product, [1, 2], keepdim=True)))
         fd.add_output(fd.ops.sum(product, [0, 2]))

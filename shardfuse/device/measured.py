@@ -353,7 +353,7 @@ H200_MEASURED = Measured()
 """The only GPU that was measured."""
 UNTIMED = Measured(
     rows=Rows(held_resident=20, narrow_resident=24),
-    groups=Groups(of_blocks=((40, 12), (64, 8)), resident=16, few_resident=20, loop_resident=12),
+    groups=Groups(resident=16, few_resident=20, loop_resident=12),
     pairs=Pairs(resident=((24, 20), (40, 12), (56, 8))),
     lagged=Lagged(most_resident=12, two_ahead_resident=8),
     row_loops=RowLoops(lagged_shapes=((8, 2, 2), (12, 1, 2), (8, 1, 2))),
