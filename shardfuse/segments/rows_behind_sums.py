@@ -1,4 +1,4 @@
-"""Rows that wait for sums of sums over their blocks, as one kernel that holds them.
+"""Rows that wait for sums of what their parts add up to: one kernel holds the rows, and makes both sums.
 
     A: T3[n, c] = sum(T2, pixels)                             reads T0, T1
     B: T5[n, g] = sum(T3 * weight, channels)                  reads T3;  T7[c] = sum(T3, n)
