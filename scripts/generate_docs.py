@@ -120,8 +120,8 @@ gives one result on a CPU and another on a GPU, or depends on the number of elem
   that `silu` is -0.0 from -87.4 downwards;
 - where a kernel holds rows of tensors that are summed over other axes too, a sum along the row of products with a
   factor that neighbours have alike (the weight of a channel) is made of the neighbours' sums, as torch makes the
-  gradient of a group norm: it may be infinite where such a sum is, although none of the products are, and infinite where
-  an infinite factor times values of both signs would be NaN;
+  gradient of a group norm: it may be infinite where such a sum is, although none of the products are, and infinite
+  where an infinite factor times values of both signs would be NaN;
 - on a GPU, `rsqrt` of a denormal of float32 (below 1.2e-38) is infinite; other functions that take such an operand for
   0 differ from torch's by less than 1.2e-38;
 - an integer tensor with one of a narrow float is converted to float32, in which both are computed, where torch on a
