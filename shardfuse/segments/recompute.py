@@ -126,7 +126,7 @@ def join(
     b = 0
     while b < len(found):
         for a in range(b):
-            at = _place(found, a, b) if free[a] and free[b] and _share(found[a], found[b]) else None
+            at = _place(found, a, b) if free[a] and free[b] and share_wide(found[a], found[b]) else None
             if at is not None and takes(both := _both(found[a], found[b], position)):
                 found[at] = both
                 del found[a + b - at], free[a + b - at]
@@ -149,6 +149,6 @@ def _both(a: Segment, b: Segment, position: Mapping[Expr, int]) -> Segment:
     return Segment.of(exprs, (*a.outputs, *b.outputs))
 
 
-def _share(a: Segment, b: Segment) -> bool:
-    """A tensor of two axes or more: a weight is not worth a kernel that does two things."""
+def share_wide(a: Segment, b: Segment) -> bool:
+    """Do both read a tensor of two axes or more?  A weight is not worth a kernel that does two things."""
     return any(t in b.inputs and sum(1 for axis in t.domain.logical if axis) > 1 for t in a.inputs)

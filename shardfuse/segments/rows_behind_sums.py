@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ..ir.expr import BoundTensor, Expr
-from .recompute import moved_bytes
+from .recompute import moved_bytes, share_wide
 from .segment import Segment, in_running_order, leading_to, segment_of
 from .space import Space, analyse
 from .sums_of_blocks import adds_up, blocks_of, from_blocks, reductions, summed
@@ -65,7 +65,7 @@ def hold_rows_behind_sums(
 
 def _places(found: Sequence[Segment], sums: Segment, rows: Segment) -> _Places | None:
     """Where ``rows`` wait for ``sums`` through one segment between, and for nothing else that comes behind these."""
-    if sums not in found or rows not in found or sums is rows:
+    if sums not in found or rows not in found or sums is rows or not share_wide(sums, rows):
         return None
     first, last = found.index(sums), found.index(rows)
     through = [

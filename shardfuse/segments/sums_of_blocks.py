@@ -25,7 +25,7 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Broadcast, Pointwise, Reduce, Reshape, Squeeze, View, is_reduction
-from .recompute import moved_bytes
+from .recompute import moved_bytes, share_wide
 from .segment import Segment, in_running_order, leading_to, segment_of
 from .space import Space, analyse
 
@@ -48,7 +48,9 @@ def sum_in_blocks(
             continue  # it has the blocks of others now
         b = found.index(sums)
         for a, rows in enumerate(found):
-            both = _in_blocks(rows, sums, widest) if a != b and _may_move(found, a, b) else None
+            if a == b or not share_wide(rows, sums) or not _may_move(found, a, b):
+                continue
+            both = _in_blocks(rows, sums, widest)
             if both is None:
                 continue
             after, cut = both
