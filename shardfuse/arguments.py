@@ -73,6 +73,17 @@ def misfit(
     return None
 
 
+def misfit_of(function: Callable[..., Any], argument: str, value: object) -> tuple[str, object, str] | None:
+    """As ``misfit``, of one argument, for what succeeds: annotations are looked at once."""
+    check, hint = _parameters(function).checks.get(argument, (None, None))
+    return None if check is None or check(value) else (argument, value, expected_of(hint))
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> _Parameters:
+    return _Parameters.of(function)
+
+
 @dataclass
 class _Parameters:
     """Those of a function behind ``self``: how each is checked, by name; which take a place, and must be given."""

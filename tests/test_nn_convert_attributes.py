@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import pytest
@@ -26,6 +26,34 @@ class OfClassRMSNorm(LlamaRMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.scale
+
+
+class NoneOfClassRMSNorm(LlamaRMSNorm):
+    scale: float | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if self.scale is None else y * self.scale
+
+
+class CopiedDictRMSNorm(LlamaRMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.__dict__.copy().get("scale", 1.0)
+
+
+class CompiledRMSNorm(LlamaRMSNorm):
+    @torch.compile(backend="eager", dynamic=True)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class KeptRMSNorm(LlamaRMSNorm):
+    @lru_cache(maxsize=1)  # noqa: B019
+    def factor(self) -> float:
+        return 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factor()
 
 
 class OfTypeRMSNorm(OfClassRMSNorm):
@@ -140,10 +168,12 @@ class OpGELU(nn.Module):
 
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "class": (partial(OfClassRMSNorm, 8), "scale"),
+    "None of a class": (partial(NoneOfClassRMSNorm, 8), "scale"),
     "type": (partial(OfTypeRMSNorm, 8), "scale"),
     "getattr": (partial(DefaultRMSNorm, 8), "scale"),
     "__dict__": (partial(DictRMSNorm, 8), "scale"),
     "vars": (partial(VarsRMSNorm, 8), "scale"),
+    "a copy of __dict__": (partial(CopiedDictRMSNorm, 8), "scale"),
     "property": (partial(PropertyRMSNorm, 8), "held"),
     "property with a setter": (partial(SetPropertyRMSNorm, 8), "scale"),
     "cached property": (partial(CachedRMSNorm, 8), "scale"),
@@ -164,6 +194,13 @@ def test_a_class_that_reads_what_a_caller_may_assign_is_left_by_whatever_way_it_
     assert done.model[0] is module
     (left,) = (left for left in done.left if left.name == "0")
     assert f"its forward reads {name}, which" in left.reason, left.reason
+
+
+@pytest.mark.parametrize("kind", [CompiledRMSNorm, KeptRMSNorm])
+def test_code_that_nobody_assigns_is_no_attribute(kind: type[nn.Module]) -> None:
+    done = convert(nn.Sequential(kind(8)))
+    assert not done.left
+    assert type(done.model[0]) is fused.RMSNorm
 
 
 class MethodRMSNorm(LlamaRMSNorm):

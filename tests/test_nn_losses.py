@@ -322,6 +322,8 @@ def test_a_single_row_is_sharded_along_its_classes_or_not_at_all() -> None:
         return found
 
     expected = functional.cross_entropy(torch.arange(4.0), torch.tensor(1)).item()
+    alone = CrossEntropyLoss(mesh=DeviceMesh([0]), logits=S0)(torch.arange(4.0), torch.tensor(1))  # cuts nothing
+    assert alone.item() == pytest.approx(expected, rel=1e-6)
     for loss, log_prob in shardfuse.simulate(run, 2):
         assert loss == pytest.approx(expected, rel=1e-6)
         assert log_prob == pytest.approx(-expected, rel=1e-6)

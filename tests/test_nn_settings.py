@@ -56,6 +56,7 @@ VALUES: list[Any] = [
     *(torch.tensor(0.1), np.float32(0.25), np.int64(2), torch.float16),
 ]
 OWN: dict[tuple[str, str], str] = {
+    ("GroupNorm", "num_channels"): "whether groups divide it is asked in a call, before which these may be assigned",
     ("RotaryEmbedding", "head_dim"): "rotary_dim stays what it is, and may be more than that",
     ("RotaryEmbedding, packed", "head_dim"): "rotary_dim stays what it is, and may be more than that",
 }
@@ -213,3 +214,26 @@ def test_on_a_mesh_another_shape_is_refused_where_it_does_not_fit_the_placements
     rows(x)
     rows.normalized_shape = (4, 8)
     torch.testing.assert_close(rows(x[None]), functional.layer_norm(x[None], (4, 8)))
+
+
+def test_groups_and_channels_are_assigned_one_after_the_other() -> None:
+    """Neither fits the other in between, which a call asks."""
+    norm = nn.GroupNorm(4, 8, affine=False)
+    norm.num_channels = 6
+    x = torch.randn(2, 6, 3, 3)
+    with pytest.raises(ModuleArgumentError, match=r"num_channels=6\): expected a multiple of 4 groups"):
+        norm(x)
+    norm.num_groups = 3
+    torch.testing.assert_close(norm(x), torch.nn.functional.group_norm(x, 3), rtol=1e-6, atol=1e-6)
+
+
+def test_a_setting_is_assigned_in_a_compiled_function() -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(norm: nn.BatchNorm2d, x: torch.Tensor) -> torch.Tensor:
+        norm.momentum = 0.25
+        return norm(x)
+
+    norm, x = nn.BatchNorm2d(4), torch.randn(2, 4, 3, 3)
+    step(norm, x)
+    assert norm.running_mean is not None
+    torch.testing.assert_close(norm.running_mean, 0.25 * x.mean([0, 2, 3]), rtol=1e-6, atol=1e-6)

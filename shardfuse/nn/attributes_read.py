@@ -12,7 +12,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -25,6 +25,7 @@ _USUAL = frozenset(vars(Module()))
 """What each module has in its ``__dict__``."""
 _HOLDERS = "_parameters", "_buffers", "_modules"
 _MISSING = object()
+_CACHED = type(lru_cache(len))
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Read:
 def attributes_read(module: Module, features: int, cases: Sequence[Case]) -> Read:
     """What the forward of ``module`` reads of such inputs, in training and in evaluation."""
     names: dict[str, None] = {}
-    with apart():
+    # What a forward under torch.compile reads is what its code does, and not what Dynamo asks of a module.
+    with apart(), torch.compiler.set_stance("force_eager"):
         usual = copy.deepcopy(module).to_empty(device="cpu").float()
         for case in cases:
             trial = copy.deepcopy(usual).to(case.dtype)
@@ -96,6 +98,10 @@ class _Noted(MutableMapping[str, object]):
     def __len__(self) -> int:
         return len(self._held)
 
+    def copy(self) -> _Noted:
+        """As a dict's, of which names are noted too."""
+        return _Noted(dict(self._held), self._note)
+
 
 def _is_followed(module: Module, name: str) -> bool:
     """Has any replacement what the name stands for, or can nobody assign it?
@@ -113,7 +119,7 @@ def _is_followed(module: Module, name: str) -> bool:
     found = inspect.getattr_static(type(module), name, _MISSING)
     if isinstance(found, property):
         return found.fset is None
-    return found is not _MISSING and found is inspect.getattr_static(Module, name, None)
+    return found is not _MISSING and found is inspect.getattr_static(Module, name, _MISSING)
 
 
 def _is_function(module: Module, name: str) -> bool:
@@ -126,4 +132,4 @@ def _is_function(module: Module, name: str) -> bool:
         found = found.func
     if isinstance(found, MethodType):
         return found.__self__ is module
-    return isinstance(found, FunctionType | BuiltinFunctionType | staticmethod | classmethod)
+    return isinstance(found, FunctionType | BuiltinFunctionType | staticmethod | classmethod | _CACHED)

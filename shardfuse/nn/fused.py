@@ -103,6 +103,8 @@ class FusedModule(Checks, PromisingModule):
     """The class of which a module is made again from its settings, where this is a subclass of it."""
     argument_names: ClassVar[Mapping[str, str]] = {}
     """What the class calls an argument where the setting that it gives has another name."""
+    checked_in_calls: ClassVar[frozenset[str]] = frozenset()
+    """Settings that have to fit others, which may be assigned after them."""
     is_random: ClassVar[bool] = False
     """May a call draw random numbers?"""
     mesh: Setting[DeviceMesh | None] = Setting()

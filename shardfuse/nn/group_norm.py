@@ -41,6 +41,7 @@ class GroupNorm(ChannelNorm):
     family = "group_norm"
     num_groups: Setting[int] = Setting()
     num_channels: Setting[int] = Setting()
+    checked_in_calls = frozenset({"num_channels"})
     activation: Setting[Literal["silu"] | None] = Setting()
     _with_silu: GroupNorm | None = None
 
@@ -115,6 +116,8 @@ class GroupNorm(ChannelNorm):
     def _check(self, x: torch.Tensor, channel_dim: int) -> None:
         if x.ndim < 2:
             raise ModuleInputError("GroupNorm", "x", f"{x.ndim} dims", "2 or more", "pass [batch, channels, ...]")
+        are_whole = self.num_channels % self.num_groups == 0
+        self.check_argument("num_channels", self.num_channels, are_whole, f"a multiple of {self.num_groups} groups")
         self.check_size("x", x, channel_dim, self.num_channels // self._input.parts(self.mesh, 1))
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:

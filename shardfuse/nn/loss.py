@@ -174,7 +174,8 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
     ) -> tuple[torch.Tensor, ...]:
         of_rows = self.reduction == "none"
         if logits.ndim == 1:
-            if 0 in self._logits.shards:
+            sizes = () if self.mesh is None else self.mesh.shape
+            if any(n > 1 and d == 0 for n, d in zip(sizes, self._logits.shards, strict=True)):
                 raise PlacementError("logits", ("Shard(0)",), "the axis of classes", "shard that axis as Shard(-1)")
             whole = None if unsharded is None else (1, *unsharded)
             found = self._results(logits[None], target[None], unsharded=whole)

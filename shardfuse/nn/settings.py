@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from ..arguments import checked, misfit
+import torch
+
+from ..arguments import checked, misfit_of
 from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh, current_rank
 from ..ops.host import python_number
@@ -27,6 +29,7 @@ C = TypeVar("C")
 class _Described(Protocol):
     defined: Any
     argument_names: Mapping[str, str]
+    checked_in_calls: frozenset[str]
 
     def describe(self) -> None: ...
     def settings(self) -> dict[str, object]: ...
@@ -94,7 +97,8 @@ class Checked(Generic[T]):
 
     def __set__(self, module: object, value: T) -> None:
         value = plain(value)
-        check_type(module, self._name, value)
+        if not torch.compiler.is_compiling():  # Dynamo evaluates no annotation
+            check_type(module, self._name, value)
         if self._check is not None:
             self._check(module, value)
         module.__dict__[self._name] = value
@@ -102,7 +106,7 @@ class Checked(Generic[T]):
 
 def check_type(module: object, argument: str, value: object) -> None:
     """Raise ModuleArgumentError for a value of another type than this argument of the module's class has."""
-    wrong = misfit(_class_of(module).__init__, (module,), {argument: value})
+    wrong = misfit_of(_class_of(module).__init__, argument, value)
     if wrong is not None:
         raise ModuleArgumentError(type(module).__name__, *wrong)
 
@@ -124,7 +128,7 @@ def _as_made(module: _Described, name: str, value: Any) -> dict[str, object]:
         raise ModuleArgumentError(type(module).__name__, name, value, f"{current!r}, as of every {kind.__name__}")
     check_type(module, argument, value)
     settings = module.settings()
-    if module.defined is None or argument not in settings:
+    if module.defined is None or argument not in settings or argument in module.checked_in_calls:
         return {name: value}
     made = kind.made_again({**settings, argument: value})
     own = [key for key in unset(kind) if module.argument_names.get(key, key) in settings]
