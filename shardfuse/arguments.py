@@ -79,7 +79,7 @@ def misfit_of(function: Callable[..., Any], argument: str, value: object) -> tup
     return None if check is None or check(value) else (argument, value, expected_of(hint))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # constructors of modules, a caller's subclasses among them
 def _parameters(function: Callable[..., Any]) -> _Parameters:
     return _Parameters.of(function)
 
