@@ -197,7 +197,7 @@ def test_a_class_that_reads_what_a_caller_may_assign_is_left_by_whatever_way_it_
 
 
 @pytest.mark.parametrize("kind", [CompiledRMSNorm, KeptRMSNorm])
-def test_code_that_nobody_assigns_is_no_attribute(kind: type[nn.Module]) -> None:
+def test_code_that_no_caller_assigns_is_no_attribute(kind: type[nn.Module]) -> None:
     done = convert(nn.Sequential(kind(8)))
     assert not done.left
     assert type(done.model[0]) is fused.RMSNorm

@@ -104,7 +104,7 @@ class _Noted(MutableMapping[str, object]):
 
 
 def _is_followed(module: Module, name: str) -> bool:
-    """Has any replacement what the name stands for, or can nobody assign it?
+    """Has any replacement what the name stands for, or can no caller assign it?
 
     Tensors and children are the same objects in the replacement.  A property without a setter cannot be assigned, and
     what it is computed from is noted by itself.

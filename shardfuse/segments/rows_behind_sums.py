@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from ..ir.expr import BoundTensor, Expr
 from .recompute import moved_bytes, share_wide
 from .segment import Segment, in_running_order, leading_to, segment_of
-from .space import Space, analyse
-from .sums_of_blocks import adds_up, blocks_of, from_blocks, reductions, summed
+from .sums_of_blocks import adds_up, cut_sums, from_blocks, totals
 
 Accepts = Callable[[list[Segment], list[Segment]], bool]
 """Are the second segments, of which the first holds rows and the second adds up, as good kernels as the first?"""
@@ -87,16 +86,11 @@ def _held(
     """The rows with the sums of their blocks, the sums made of these, and what is left between, if anything; ``None``
     where the rows need a sum itself, or digits keep no blocks whole."""
     sums, between, rows = found[at.sums], found[at.between], found[at.rows]
-    space = analyse(sums)
-    if not isinstance(space, Space) or space.is_promised or not space.is_inner:
+    instead = cut_sums(sums, sums, widest)
+    if instead is None:
         return None
-    added = reductions(sums)
-    cuts = blocks_of(added[0], space, widest)
-    if cuts is None:
-        return None
-    instead = {expr: summed(expr, *cuts) for expr in added}
     parts = {e.output: new[-2].output for e, new in instead.items()}
-    chain = [*leading_to(sums.exprs, [e.tensors[0] for e in added]), *(e for n in instead.values() for e in n[:-1])]
+    chain = [*leading_to(sums.exprs, [e.tensors[0] for e in instead]), *(e for n in instead.values() for e in n[:-1])]
     behind = [e for e in (*sums.exprs, *between.exprs) if e not in instead]
     middle = leading_to(behind, [t for t in between.outputs if t in rows.inputs])
     maker = {t: e for e in (*chain, *middle) for t in e.outputs}
@@ -105,10 +99,8 @@ def _held(
     held = segment_of(in_running_order(dict.fromkeys(everything)), (*rows.outputs, *parts.values()))
     if not set(held.inputs).isdisjoint((*parts, *sums.outputs, *between.outputs)):
         return None
-    totals = leading_to([instead[e][-1] if e in instead else e for e in sums.exprs], sums.outputs)
     others = {t for k, s in enumerate(found) if k not in (at.between, at.rows) for t in s.inputs}
     left = segment_of(between.exprs, [t for t in between.outputs if t in outputs or t in others])
     if any(e in of_rows for e in left.exprs):
         return None
-    made = [held, Segment.of(totals, sums.outputs), left]
-    return [s for s in made if s.outputs], {**instead, **of_rows}
+    return [s for s in (held, totals(sums, instead), left) if s.outputs], {**instead, **of_rows}

@@ -93,28 +93,36 @@ def _may_move(segments: Sequence[Segment], a: int, b: int) -> bool:
 def _in_blocks(rows: Segment, sums: Segment, widest: int) -> tuple[RowsAndSums, dict[Expr, list[Expr]]] | None:
     """``rows`` with the sums of its blocks, and ``sums`` as sums of these, by each what is in its place; ``None`` where
     they have no such blocks."""
-    space = analyse(rows)
-    if isinstance(space, str) or not space.r or space.is_promised or not space.is_inner:
+    instead = cut_sums(sums, rows, widest)
+    if instead is None:
         return None
-    added = reductions(sums)
-    cuts = blocks_of(added[0], space, widest)
-    if cuts is None:
-        return None
-    instead = {expr: summed(expr, *cuts) for expr in added}
-    before = leading_to(sums.exprs, [e.tensors[0] for e in added])
+    before = leading_to(sums.exprs, [e.tensors[0] for e in instead])
     exprs = [*dict.fromkeys((*rows.exprs, *before)), *(e for new in instead.values() for e in new[:-1])]
     stored = [new[-2].output for new in instead.values()]
     maker = {e.output: e for e in exprs}
     parts = [(e.tensors[0], new[-2].output) for e, new in instead.items()]
     of_rows = {e: new for e in rows.exprs for x, part in parts if (new := from_blocks(e, x, part, maker))}
-    instead |= of_rows
     inside = in_running_order([new for e in exprs for new in of_rows.get(e, [e])])
-    behind = leading_to([instead[e][-1] if e in instead else e for e in sums.exprs], sums.outputs)
-    after = segment_of(inside, (*rows.outputs, *stored)), Segment.of(behind, sums.outputs)
-    return after, instead
+    return (segment_of(inside, (*rows.outputs, *stored)), totals(sums, instead)), {**instead, **of_rows}
 
 
-def blocks_of(expr: Expr, space: Space, widest: int) -> tuple[Axis, Axis] | None:
+def cut_sums(sums: Segment, walked: Segment, widest: int) -> dict[Expr, list[Expr]] | None:
+    """For each reduction of ``sums`` the sums of blocks, and the sum of these; ``None`` where the rows of ``walked``,
+    which reads the same tensors, have no blocks, or promise their bits."""
+    space = analyse(walked)
+    if isinstance(space, str) or not space.r or space.is_promised or not space.is_inner:
+        return None
+    added = reductions(sums)
+    cuts = _blocks_of(added[0], space, widest)
+    return None if cuts is None else {expr: _summed(expr, *cuts) for expr in added}
+
+
+def totals(sums: Segment, cut: Mapping[Expr, list[Expr]]) -> Segment:
+    """``sums`` made of what ``cut`` has for the blocks of each."""
+    return segment_of([cut[e][-1] if e in cut else e for e in sums.exprs], sums.outputs)
+
+
+def _blocks_of(expr: Expr, space: Space, widest: int) -> tuple[Axis, Axis] | None:
     """The innermost axes that ``expr`` adds up as blocks, and what is in each: a power of two, of the elements that a
     warp loads at once or fewer; ``None`` where there are no two in each, or ranks have parts of these axes."""
     if not set(expr.tensors[0].domain.mesh_digits).isdisjoint(d for axis in _innermost(expr) for d in axis):
@@ -140,7 +148,7 @@ def _innermost(expr: Expr) -> tuple[Axis, ...]:
     return logical[first:]
 
 
-def summed(expr: Expr, blocks: Axis, own: Axis) -> list[Expr]:
+def _summed(expr: Expr, blocks: Axis, own: Axis) -> list[Expr]:
     """``expr`` as sums of ``own`` for each of ``blocks``, and a sum of these."""
     (x,), out = expr.tensors, expr.output
     assert isinstance(expr.op, Reduce), expr
