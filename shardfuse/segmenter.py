@@ -10,7 +10,8 @@
    readers join.
 5. Small independent all-reduces over the same ranks are one, and pointwise segments that wait for it one launch.  So
    are sums in pairs that wait for the same segment alone, as those of the partial sums that a kernel makes.
-6. Sums over other axes of what a kernel holds row by row are made of sums of blocks of these rows, which it stores.
+6. Sums over other axes of what a kernel holds row by row are made of sums of blocks of these rows, which it stores; and
+   rows that wait for sums of such sums are held by the kernel that makes them.
 """
 
 from __future__ import annotations
