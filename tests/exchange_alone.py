@@ -26,6 +26,7 @@ from exchange_collectives import (
     wait_for_a_killed_rank,
     wait_in_vain,
 )
+from exchange_passed import run_passed
 from exchange_programs import random_program
 from exchange_scattered import run_scattered
 from fusion_check import check
@@ -326,4 +327,5 @@ CASES: dict[str, Callable[[ProcessContext], None]] = {
     "late_gather": partial(wait_in_vain, kind="all_gather"),
     "killed_collective": wait_for_a_killed_rank,
     "scattered": run_scattered,
+    "passed": run_passed,
 }

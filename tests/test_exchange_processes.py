@@ -75,6 +75,12 @@ def test_rows_of_each_rank_are_added_up_normed_and_gathered(ranks: int, server: 
     assert codes == [0] * ranks, "\n".join(texts)
 
 
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_rows_of_a_sum_are_passed_on(ranks: int, server: Server, tmp_path: Path) -> None:
+    codes, texts = forked(server, "passed", tmp_path, ranks=ranks)
+    assert codes == [0] * ranks, "\n".join(texts)
+
+
 def test_ranks_share_as_much_memory_as_they_are_asked_to(server: Server, tmp_path: Path) -> None:
     codes, texts = forked(server, "memory", tmp_path, variables={"SHARDFUSE_EXCHANGE_MEMORY": "1"})
     assert codes == [0, 0], "\n".join(texts)

@@ -77,7 +77,7 @@ def programs_at_once(plan: KernelPlan) -> int:
     """Multiprocessors that a launch takes where it may."""
     exchange = plan.rank_exchange
     free = free_multiprocessors(plan.device.multiprocessors)
-    return free if exchange.is_claimed else min(plan.space.kept * exchange.members, free)
+    return free if exchange.is_claimed else min(plan.turns * exchange.members, free)
 
 
 def integers_of(exchange: RankExchange, multiprocessors: int) -> dict[str, tuple[int, str]]:

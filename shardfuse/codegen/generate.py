@@ -22,6 +22,7 @@ from .lagged_rows import LaggedRows, MisalignedLaggedRows, pipelined_loop, write
 from .mesh_exchange import rank_lines, table_words
 from .misaligned import MisalignedLoop, with_access
 from .packed import MisalignedPacked, Packed
+from .passing_rows import PassingRows, write_passed
 from .pair_sums import run_lines
 from .row_loop import RowLoopSums, row_loop_index, write_row_loop
 from .sending import Sending
@@ -130,6 +131,8 @@ def _emitted(
         return by(MisalignedLaggedRows if schedule.is_aligned_down else LaggedRows, write_lagged_rows)
     if exchange is not None and exchange.gathered is not None:
         return by(GatheringRows, write_gathered)
+    if exchange is not None and exchange.passed is not None:
+        return by(PassingRows, write_passed)
     if exchange is not None and exchange.sent is not None:
         return by(SendingRows if exchange.is_in_rows else Sending, write_unrolled)
     if schedule.is_packed:
@@ -145,6 +148,8 @@ def _rows(e: Emitter) -> str:
     One that is promised its bits is in a loop as others are, but where groups loop over it themselves: two loops, one
     in the other, cost 2 of 15 us there (cross entropy of a row of 128256, bfloat16, on an H200).
     """
+    if isinstance(e, PassingRows):
+        return f"tl.cdiv({X_SIZE}, {e.plan.rank_exchange.ranks})"
     is_in_loop = e.space.is_invariant and (e.schedule.is_held or e.tile.x_lanes)
     if e.tile.x_total <= e.tile.columns and not is_in_loop:
         return ""
@@ -153,6 +158,8 @@ def _rows(e: Emitter) -> str:
 
 def _row_lines(e: Emitter) -> list[str]:
     """x from the number of the row or block.  A loop's index is 32-bit, the interpreter's is Python's own."""
+    if isinstance(e, PassingRows):
+        return []  # a turn has a row of each rank
     number = "row" if _rows(e) else "team" if e.space.is_invariant else ""
     return _kept_lines(e.tile, f"{number}{'' if e.interpret else '.to(tl.int64)'}" if number else "0")
 
@@ -197,6 +204,8 @@ def _group_lines(tile: Tile, size: int) -> list[str]:
 def _grid(e: Emitter) -> int:
     """Programs: of a group's kernel no more than are resident at once, each group with rows in turn."""
     blocks, schedule = -(-e.tile.x_total // e.tile.columns), e.schedule
+    if isinstance(e, PassingRows):
+        blocks = e.plan.turns
     if isinstance(e, LaggedRowLoop):
         return groups_of(e) * schedule.members
     if isinstance(e, RowLoopSums):

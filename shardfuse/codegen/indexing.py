@@ -62,8 +62,9 @@ class Run:
 def runs(extents: Sequence[int], strides: Sequence[int]) -> list[Run]:
     """``strides`` in elements, 0 where the tensor is broadcast; outermost first."""
     out: list[Run] = []
-    below, total = 1, prod(extents)
-    for n, stride in zip(reversed(extents), reversed(strides), strict=True):
+    counts = [max(n, 1) for n in extents]  # a rank that has nothing runs no such loop, whose text divides all the same
+    below, total = 1, prod(counts)
+    for n, stride in zip(reversed(counts), reversed(strides), strict=True):
         if n != 1 and stride:
             last = out[-1] if out else None
             if last and last.below * last.extent == below and last.stride * last.extent == stride:

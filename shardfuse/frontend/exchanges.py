@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from ..analysis.communication_table import local_bytes
 from ..compiler import Plan, sent
 from ..errors import KernelCompileError
 from ..executor.agreement import agreed, failures_told
@@ -52,7 +53,8 @@ def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOption
     """``plan`` with exchanges in kernels, where its ranks have symmetric memory.
 
     by_sums: gives the plan in which a mean and a variance are two sums, which a kernel exchanges one after the other,
-    instead of one gather.  It is taken where fewer collectives are left.
+    instead of one gather, and partial sums are added up by the kernel that reads them.  It is taken where fewer
+    collectives are left, which give a rank no more than those do.
     """
     why_none = why_no_exchange(ranks, options)
     if plan.fusion.promises.invariant and not are_in_pairs(plan.fusion):
@@ -62,7 +64,8 @@ def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOption
     if why_none is not None or not collectives(found):
         return found
     other = with_exchanges(_planned_for(by_sums(), options), None, why_out_of_reach, is_by_default=is_by_default)
-    return replace(other, apart=plan) if collectives(other) < collectives(found) else found
+    is_less = collectives(other) < collectives(found) and _given(other) <= _given(found)
+    return replace(other, apart=plan) if is_less else found
 
 
 def _planned_for(plan: Plan, options: CompileOptions) -> Plan:
@@ -75,6 +78,12 @@ def _planned_for(plan: Plan, options: CompileOptions) -> Plan:
 def collectives(plan: Plan) -> int:
     """How many collectives it has that stand by themselves."""
     return len([s for s in plan.segments if s.scheduler == "communication"])
+
+
+def _given(plan: Plan) -> int:
+    """Bytes of what a rank has from its collectives."""
+    sent = [s.segment for s in plan.segments if s.scheduler == "communication"]
+    return sum(local_bytes(t) for segment in sent for t in segment.outputs)
 
 
 def plan_on(plan: Plan, text: str, device: torch.device, options: CompileOptions) -> Plan:

@@ -92,8 +92,8 @@ def divided(
     None: a collective adds up.  No digits: every rank is given all summands.  The rule is the bytes that a rank is
     given; up to ``ONE_STEP_BYTES`` more are taken for one call instead of two.
     total: the sum as it is wanted, cut over that dimension or whole on every rank of it.
-    is_read: does a kernel read the sum, in which it can be added up?  in_kernel: may ranks send
-    one another the summands inside of it?
+    is_read: does a kernel read the sum, in which it can be added up?  in_kernel: may ranks send one another the
+    summands inside of it?  Then it is in one or two steps as that kernel's plan says.
     """
     mesh, sent = total.mesh, parts.sent
     if op != "sum" or sent.dtype not in _NARROW or mesh is None or len(dims) != 1:
@@ -108,7 +108,7 @@ def divided(
     # A rank is given all summands, or (ranks - 1) / ranks of a summand and of the sum.
     in_two = 1 + parts.summand.dtype.itemsize / sent.dtype.itemsize
     more = (ranks - in_two) * local_bytes(sent)
-    if more > ONE_STEP_BYTES:
+    if more > ONE_STEP_BYTES and not (in_kernel and (parts.chain or is_read)):
         return _even_part(total, p, ranks)
     return () if parts.chain or is_read else None
 

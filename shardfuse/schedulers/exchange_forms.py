@@ -22,6 +22,7 @@ class Form(Enum):
     ALIKE = "results that all ranks have, of rows of which some ranks have more"
     WORDS = "summands, in words that are their own flags"
     ROWS = "summands, row by row"
+    PASSED = "summands, of which each of more than two ranks adds up some rows for all"
     GATHERED = "the rows that each of two ranks makes"
     SCATTERED = "summands of the rows of each of two ranks, and the rows that it makes of them"
     FURTHER = "rows that each of more than two ranks makes"
@@ -59,6 +60,8 @@ def exchanged_form(plan: KernelPlan) -> Form:
         return Form.NONE_SOMEWHERE if has_nothing_somewhere(plan.space, exchange) else Form.LONG
     if exchange.sent is None and exchange.members > 1:
         return Form.SHARED_ALIKE if exchange.is_alike else Form.SHARED
+    if exchange.passed is not None:
+        return Form.PASSED
     if exchange.sent is not None:
         return Form.ROWS if exchange.is_in_rows else Form.WORDS
     if exchange.is_alike:

@@ -27,6 +27,8 @@ class RankExchange:
     ``is_claimed``: are they several on a multiprocessor?  Then those that start claim their numbers, on multiprocessors
     that NCCL never needs alone.  Else the kernel's grid is no larger than there are such multiprocessors.
     ``is_in_rows``: is ``sent`` sent row by row, a flag behind each, instead of in words that are their own flags?
+    ``passed``: the sum of what all ranks sent, of which each rank adds up one row in ``ranks`` and passes it on to the
+    others in the type of ``sent``; ``None`` where each adds up all rows.
     ``members``: how many programs of a rank share a row: of what is sent in words, or of the group that holds it.
     ``is_uneven``: have some ranks more of each row than others?
     ``gathered``: a result of this rank's rows that all ranks are given, row by row.  ``sent``, if anything, is then cut
@@ -42,6 +44,7 @@ class RankExchange:
     programs: int = 0
     is_claimed: bool = False
     is_in_rows: bool = False
+    passed: BoundTensor | None = None
     members: int = 1
     is_uneven: bool = False
     is_alike: bool = False
@@ -117,6 +120,12 @@ class KernelPlan:
         """What its ranks exchange, of a kernel whose ranks do."""
         assert self.exchange is not None, f"ranks of {self.name} exchange nothing"
         return self.exchange
+
+    @property
+    def turns(self) -> int:
+        """How many kept elements programs take in turn; of sums that ranks pass on, a row for each rank is one turn."""
+        exchange = self.exchange
+        return -(-self.space.kept // (exchange.ranks if exchange is not None and exchange.passed is not None else 1))
 
     @property
     def is_pair(self) -> bool:

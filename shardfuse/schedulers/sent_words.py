@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..analysis.chain import ONE_STEP_BYTES
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
-from ..ir.op import Factory, Pick, Reduce, Statistic
+from ..ir.op import Cast, Factory, OfRank, Pick, Reduce, Statistic
+from ..segments.segment import Segment
 from ..segments.space import Space
 from .features import Features, carried
 from .limits import WARP, power_of_two_within
@@ -21,6 +23,9 @@ _EACH = 8
 _OF_ROWS = 32
 """Values of a row that a thread holds where rows are sent.  With half as many, 16 rows of 8192 took 6.8 us instead of
 5.7 in a CUDA graph on 2 x H200, and 2048 rows 122 instead of 113."""
+_ANOTHER_TURN = 8.0
+"""Microseconds that a program takes for another turn of its row: on 4 x H200, bfloat16, in a CUDA graph, four rows of
+8192 took 14.9 us in two turns, and one row 5.8 in one."""
 _BY_ONE = (Factory, Statistic, Pick)
 """Ops whose programs have whole rows."""
 MOST_MEMBERS = 4
@@ -37,6 +42,52 @@ def why_not_sent(sent: BoundTensor, space: Space) -> str | None:
     if space.reduced % _EACH:
         return f"rows of {space.reduced} elements are not cut into whole words"
     return None
+
+
+def why_not_by_all(sent: BoundTensor, space: Features, ranks: int) -> str | None:
+    """Why no kernel has each of so many ranks add up all that the others have of ``sent``; ``None`` where one does."""
+    more = (ranks - 2) * space.kept * space.reduced * sent.dtype.itemsize
+    if more <= ONE_STEP_BYTES or passed_on(sent, space, ranks) is not None:
+        return None
+    return f"each rank would be given all {ranks} summands, {more} bytes more than in two steps"
+
+
+def passed_on(sent: BoundTensor, space: Features, ranks: int) -> BoundTensor | None:
+    """The sum of which each rank adds up some rows and passes them on, where that takes less time than if each were
+    given all summands; else ``None``.
+
+    It is passed on in the type of ``sent``: of a float32 sum only where no result is wider than that.
+    """
+    send = space.kept * space.reduced * sent.dtype.itemsize
+    spared = send * (ranks - 1) * (ranks - 2) / ranks
+    if ranks == 2 or space.kept < ranks or space.adds_in_pairs or spared / space.device.rates.link <= _ANOTHER_TURN:
+        return None
+    total = _sum_of_ranks(space.segment, ranks)
+    if total is None or not space.is_streamed(total) or total.dtype not in (sent.dtype, DataType.Float):
+        return None
+    is_wide = any(t.dtype.itemsize > sent.dtype.itemsize for t in space.segment.outputs)
+    return None if is_wide and total.dtype is not sent.dtype else total
+
+
+def _sum_of_ranks(segment: Segment, ranks: int) -> BoundTensor | None:
+    """What is made of the summands of all ranks, and all that is read of them; rounded, where it is rounded at once."""
+    of: dict[BoundTensor, set[int]] = {}
+    total: BoundTensor | None = None
+    for e in segment.exprs:
+        read = [t for t in e.tensors if t in of]
+        if isinstance(e.op, OfRank):
+            of[e.output] = {e.op.rank}
+        elif total is None and read:
+            found = set[int]().union(*(of[t] for t in read))
+            of |= dict.fromkeys(e.outputs, found)
+            total = e.output if len(found) == ranks else None
+        elif any(t is not total for t in read):
+            return None
+    if total is None or any(t in of and t is not total for t in segment.outputs):
+        return None
+    (*others, last) = segment.readers(total) or [None]
+    is_rounded = last is not None and isinstance(last.op, Cast) and last.output.dtype.itemsize == 2
+    return last.output if last and is_rounded and not others and total not in segment.outputs else total
 
 
 def is_in_rows(space: Space) -> bool:

@@ -31,8 +31,12 @@ NORMS = {
     "batch norm": (lambda **where: nn.BatchNorm2d(6, EPS, input=Shard(0), **where), (32, 6, 56, 56), 0, 0),
     "group norm": (lambda **where: nn.GroupNorm(2, 8, EPS, input=Shard(2), **where), (2, 8, 128, 256), 2, 2),
     "uneven group norm": (lambda **where: nn.GroupNorm(2, 8, EPS, input=Shard(2), **where), (2, 8, 97, 256), 2, 2),
+    "batch norm of five": (lambda **where: nn.BatchNorm2d(6, EPS, input=Shard(0), **where), (5, 6, 56, 56), 0, 0),
+    "group norm of five": (lambda **where: nn.GroupNorm(2, 8, EPS, input=Shard(2), **where), (2, 8, 5, 256), 2, 2),
 }
-"""By name: the module, the sizes of the whole, the dim that ranks share, groups. Of two ranks each has over 64 KB."""
+"""By name: the module, the sizes of the whole, the dim that ranks share, groups. Of two ranks each has over 64 KB, but
+for the last two, of which the last of four ranks has nothing.
+"""
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int) -> torch.Tensor:
