@@ -21,10 +21,10 @@ from .ir.expr import BoundTensor, Expr
 from .ir.op import Reduce
 from .mesh import DeviceMesh, ParallelType
 from .schedulers import makes_kernels
-from .schedulers.exchange_forms import why_not_by_default
+from .schedulers.exchange_forms import HAVE_RUN, Form, why_not_by_default
 from .schedulers.features import features_or_refusal
 from .schedulers.plan import KernelPlan
-from .schedulers.rank_exchange import Exchanged, scheduled, why_not, why_not_given
+from .schedulers.rank_exchange import Exchanged, in_two_steps, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
 from .schedulers.rank_scatter import Scattered, made_and_gathered, scattered
 from .segments.segment import Segment
@@ -174,11 +174,13 @@ def _joined(
         return _scattered_within(plan, segments, k)
     if isinstance(exprs[0].op, Reduce):
         return reduced_within(plan, segments, k, is_by_default=is_by_default, has_loops=has_loops)
-    found = _sent_within(plan, segments, k)
+    found = _sent_within(plan, segments, k, is_by_default=is_by_default)
     return found if not isinstance(found, str) else _made_within(plan, segments, k) or found
 
 
-def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
+def _sent_within(
+    plan: Plan, segments: Sequence[PlannedSegment], k: int, *, is_by_default: bool
+) -> list[PlannedSegment] | str:
     """``segments`` with the gather ``k`` of summands inside of the kernel that adds them up, or why it is not."""
     call = segments[k].segment
     places = [i for i, s in enumerate(segments) if not set(s.segment.inputs).isdisjoint(call.outputs)]
@@ -196,6 +198,8 @@ def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
         return "a segment between its kernels reads what they make"
     needed = needed_elsewhere(plan, segments, readers)
     found = gathered(call, _together([s.segment for s in readers], needed), needed)
+    if not isinstance(found, str) and (Form.PASSED in HAVE_RUN or not is_by_default):
+        found = in_two_steps(found, plan.device)
     refusal = found if isinstance(found, str) else why_not(found, plan.device)
     if refusal is not None or isinstance(found, str):
         return f"no kernel exchanges it: {refusal}"
@@ -291,7 +295,9 @@ def _with_next_reader(plan: Plan, segments: list[PlannedSegment], k: int) -> lis
     segment = _together([own.segment, after.segment], needed)
     exchange = own.kernels[0].exchange
     assert exchange is not None, "it exchanges"
-    found = Exchanged(segment, exchange)
+    found = Exchanged(segment, replace(exchange, passed=None))
+    if exchange.passed is not None:
+        found = in_two_steps(found, plan.device)
     if why_not(found, plan.device) is not None:
         return None
     planned = PlannedSegment(segment, EXCHANGE, (), scheduled(found, plan.device))

@@ -242,6 +242,15 @@ def test_several_programs_hold_a_row_where_all_run_at_once() -> None:
     assert of_eight.rank_exchange.members == 2, "16 programs of all ranks share a row at most"
 
 
+def test_the_kernel_of_a_rank_that_has_nothing_compiles() -> None:
+    """Of five rows of each image the last of four ranks has none: where a weight of its channel is divides by none."""
+    for norm in (ImageNorm((2, 8, 5, 256), 2, 2, 4), ImageNorm((5, 6, 56, 56), 0, 0, 4)):
+        plan = norm.plan()
+        assert exchanged_form(plan) is Form.NONE_SOMEWHERE
+        sources = [generate(plan, {t: t.domain.layout(r) for t in plan.segment.tensors}, r) for r in (0, 2, 3)]
+        assert [made.spills for made in compile_all(sources)] == [0, 0, 0]
+
+
 def test_a_rank_that_has_none_of_single_elements_is_not_exchanged_with() -> None:
     """One image for each of three ranks is no axis of a kernel, which would read some on the fourth."""
     with pytest.raises(AssertionError, match="one element along a dim of some ranks, and none of others"):

@@ -22,8 +22,8 @@ from .lagged_rows import LaggedRows, MisalignedLaggedRows, pipelined_loop, write
 from .mesh_exchange import rank_lines, table_words
 from .misaligned import MisalignedLoop, with_access
 from .packed import MisalignedPacked, Packed
-from .passing_rows import PassingRows, write_passed
 from .pair_sums import run_lines
+from .passing_rows import PassingRows, write_passed
 from .row_loop import RowLoopSums, row_loop_index, write_row_loop
 from .sending import Sending
 from .sending_rows import SendingRows, row_sender_lines

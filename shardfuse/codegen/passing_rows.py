@@ -9,12 +9,11 @@ of a program has a row for each rank, those that follow one another, and is two 
                             for rows 20 to 23: reads the sum, and computes what is made of it
 
 The sum is passed on in the type of the summands, and this rank reads its own rounded alike: so all ranks have the same
-bits.  The last turn may have fewer rows.  What would be behind them is read and sent as the last row, and not looked at.
+bits.  The last turn may have fewer rows: in place of those behind the end the last row is read and sent, and not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from ..ir.dtype import DataType

@@ -54,7 +54,7 @@ def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOption
 
     by_sums: gives the plan in which a mean and a variance are two sums, which a kernel exchanges one after the other,
     instead of one gather, and partial sums are added up by the kernel that reads them.  It is taken where fewer
-    collectives are left, which give a rank no more than those do.
+    collectives are left, none of which gives a rank more than the largest of those does.
     """
     why_none = why_no_exchange(ranks, options)
     if plan.fusion.promises.invariant and not are_in_pairs(plan.fusion):
@@ -64,7 +64,7 @@ def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOption
     if why_none is not None or not collectives(found):
         return found
     other = with_exchanges(_planned_for(by_sums(), options), None, why_out_of_reach, is_by_default=is_by_default)
-    is_less = collectives(other) < collectives(found) and _given(other) <= _given(found)
+    is_less = collectives(other) < collectives(found) and _most_given(other) <= _most_given(found)
     return replace(other, apart=plan) if is_less else found
 
 
@@ -80,10 +80,10 @@ def collectives(plan: Plan) -> int:
     return len([s for s in plan.segments if s.scheduler == "communication"])
 
 
-def _given(plan: Plan) -> int:
-    """Bytes of what a rank has from its collectives."""
-    sent = [s.segment for s in plan.segments if s.scheduler == "communication"]
-    return sum(local_bytes(t) for segment in sent for t in segment.outputs)
+def _most_given(plan: Plan) -> int:
+    """Bytes of the most that a rank has from one of its collectives."""
+    given = [s.segment.outputs for s in plan.segments if s.scheduler == "communication"]
+    return max((local_bytes(t) for outputs in given for t in outputs), default=0)
 
 
 def plan_on(plan: Plan, text: str, device: torch.device, options: CompileOptions) -> Plan:

@@ -42,8 +42,10 @@ HAVE_RUN: Mapping[Form, str] = {
     Form.BLOCKS: "2 x H200, 2026-11-28",
     Form.SCATTERED: "2 x H200, 2026-11-28",
     Form.GATHERED: "2 x H200, 2026-11-28",
+    Form.FURTHER: "4 x H200, 2026-11-30",
     Form.LONG: "2 x H200, 2026-11-29",
     Form.SHARED: "2 x H200, 2026-11-29",
+    Form.SHARED_ALIKE: "4 x H200, 2026-11-30",
 }
 """On which GPUs, and when."""
 

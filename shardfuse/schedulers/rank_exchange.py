@@ -39,7 +39,7 @@ from .long_rows import has_nothing_somewhere, held_by_members, read_again, why_n
 from .persistent import by_one_program, in_branches, in_registers, in_whole_blocks, too_long
 from .plan import KernelPlan, RankExchange
 from .schedule import Launch, Schedule, Tile
-from .sent_words import for_words, is_in_rows, members_of, passed_on, why_not_by_all, why_not_sent
+from .sent_words import for_passing, for_words, is_in_rows, members_of, passed_on, why_not_by_all, why_not_sent
 
 _SHORT = 16
 """Values of a short row that a thread holds: two loads of 16 bytes of a 16-bit type, under way at once."""
@@ -143,10 +143,22 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     short = next((t for t in exchange.statistics if space.atoms[t] != everywhere), None)
     if short is not None:
         return f"{short} has not one number for each row"
-    refusal = None if sent is None else why_not_sent(sent, space)
-    if refusal is None and exchange.sent is not None and exchange.gathered is None:
-        refusal = why_not_by_all(exchange.sent, space, exchange.ranks)
-    return refusal
+    return None if sent is None else why_not_sent(sent, space) or _why_not_by_all(exchange, space)
+
+
+def _why_not_by_all(exchange: RankExchange, space: Space) -> str | None:
+    """Why ranks do not add up all that is sent; ``None`` where they do, or add up a part of it each."""
+    if exchange.sent is None or exchange.gathered is not None or exchange.passed is not None:
+        return None
+    return why_not_by_all(exchange.sent, space, exchange.ranks)
+
+
+def in_two_steps(found: Exchanged, device: Device) -> Exchanged:
+    """``found`` with each rank adding up some rows of what is sent, where that takes less time than all of them."""
+    space, sent = features_or_refusal(found.segment, device), found.exchange.sent
+    if isinstance(space, str) or sent is None:
+        return found
+    return replace(found, exchange=replace(found.exchange, passed=passed_on(sent, space, found.exchange.ranks)))
 
 
 def _why_not_by_rows(space: Features, exchange: RankExchange) -> str | None:
@@ -311,11 +323,11 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     is_looped = shared is None and not is_sent and _is_read_again(space, found.exchange)
     schedule = shared or (read_again(space) if is_looped else _in_fewest_turns(space, device, is_sent=is_sent))
     free, members = free_multiprocessors(device.multiprocessors), max(schedule.members, 1)
-    in_rows = is_gathered or (is_sent and is_in_rows(space))
-    sent = None if is_gathered or not in_rows else found.exchange.sent
-    passed = None if sent is None else passed_on(sent, space, found.exchange.ranks)
+    in_rows, passed = is_gathered or (is_sent and is_in_rows(space)), found.exchange.passed
     turns = space.kept if passed is None else -(-space.kept // found.exchange.ranks)
-    if is_sent:
+    if passed is not None:
+        schedule = for_passing(schedule, space, found.exchange.ranks)
+    elif is_sent:
         members = members_of(space, free, in_rows=in_rows)
         schedule = for_words(schedule, space, members, in_rows=in_rows)
     elif schedule.kept > 1:
@@ -329,9 +341,10 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     held = schedule.kept * space.reduced * space.held_at_most / (launch.warps * WARP)
     held += 2 * (found.exchange.ranks - 2)
     held *= 1 + is_indexed
-    if not is_looped and held <= _held(device, MANY_WARPS) and turns > programs * schedule.kept:
+    if not is_looped and passed is None and held <= _held(device, MANY_WARPS) and turns > programs * schedule.kept:
         programs, registers = _resident(device, MANY_WARPS, launch), device.bound(MANY_WARPS)
-    own = launch.registers if space.held_at_most <= 1 and passed is None else None  # it is for rows of which a thread holds one value
+    # what a schedule says is for rows of which a thread holds one value
+    own = launch.registers if space.held_at_most <= 1 and passed is None else None
     launch = replace(launch, registers=min(own or registers, registers))
     is_claimed = programs > free and turns > free * schedule.kept
     is_uneven = bool(_uneven(segment, found.exchange))
@@ -340,7 +353,6 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         programs=programs if is_claimed else free,
         is_claimed=is_claimed,
         is_in_rows=in_rows,
-        passed=passed,
         members=members,
         is_uneven=is_uneven,
         is_alike=is_uneven and bool(_alike(found.exchange, space)),

@@ -10,8 +10,9 @@ from ..ir.expr import BoundTensor
 from ..ir.op import Cast, Factory, OfRank, Pick, Reduce, Statistic
 from ..segments.segment import Segment
 from ..segments.space import Space
+from .exchange_room import WARPS_OF_ROWS
 from .features import Features, carried
-from .limits import WARP, power_of_two_within
+from .limits import WARP, power_of_two, power_of_two_within
 from .schedule import Registers, Schedule, Tile
 
 MOST_ELEMENTS = 1 << 16
@@ -26,6 +27,9 @@ _OF_ROWS = 32
 _ANOTHER_TURN = 8.0
 """Microseconds that a program takes for another turn of its row: on 4 x H200, bfloat16, in a CUDA graph, four rows of
 8192 took 14.9 us in two turns, and one row 5.8 in one."""
+_SUMMANDS = 4
+"""Of so many ranks, at most, a thread with ``_OF_ROWS`` values adds up summands, and passes the sums on, with no more
+than 40 bytes in local memory; of 8 ranks it takes 350 with as many, and 24 with half of them (sm_90)."""
 _BY_ONE = (Factory, Statistic, Pick)
 """Ops whose programs have whole rows."""
 MOST_MEMBERS = 4
@@ -44,10 +48,10 @@ def why_not_sent(sent: BoundTensor, space: Space) -> str | None:
     return None
 
 
-def why_not_by_all(sent: BoundTensor, space: Features, ranks: int) -> str | None:
+def why_not_by_all(sent: BoundTensor, space: Space, ranks: int) -> str | None:
     """Why no kernel has each of so many ranks add up all that the others have of ``sent``; ``None`` where one does."""
     more = (ranks - 2) * space.kept * space.reduced * sent.dtype.itemsize
-    if more <= ONE_STEP_BYTES or passed_on(sent, space, ranks) is not None:
+    if more <= ONE_STEP_BYTES:
         return None
     return f"each rank would be given all {ranks} summands, {more} bytes more than in two steps"
 
@@ -121,5 +125,15 @@ def for_words(schedule: Schedule, space: Features, members: int, *, in_rows: boo
     warps = power_of_two_within(min(schedule.launch.warps, max(space.reduced // members // (each * WARP), 1)))
     while members > 1 and space.reduced // members % (warps * WARP * _EACH):
         warps //= 2  # elements of a block beyond a member's part are the next one's
+    return _in_warps(warps, schedule, is_eager=not in_rows)
+
+
+def for_passing(schedule: Schedule, space: Features, ranks: int) -> Schedule:
+    """``schedule`` for rows whose sums are passed on: registers hold summands and sums beside what is made of them."""
+    each = _OF_ROWS // max(space.held_at_most, 1) // (1 if ranks <= _SUMMANDS else 2)
+    return _in_warps(min(power_of_two(-(-space.reduced // (each * WARP))), WARPS_OF_ROWS), schedule, is_eager=False)
+
+
+def _in_warps(warps: int, schedule: Schedule, *, is_eager: bool) -> Schedule:
     order, launch = Tile(1, warps * WARP * _EACH), replace(schedule.launch, warps=warps)
-    return replace(schedule, order=order, residency=Registers(eager=not in_rows), launch=launch)
+    return replace(schedule, order=order, residency=Registers(eager=is_eager), launch=launch)

@@ -22,6 +22,7 @@ from exchange_cases import (
     piece,
     piece_of_output,
 )
+from exchange_passed import PROGRAMS, Trial
 from exchange_scattered import Norm as Scattered
 from quantized_check import check as check_quantized
 from torch.distributed.tensor import Partial, Replicate
@@ -31,6 +32,7 @@ from shardfuse import DataType, DeviceMesh, FusionDefinition, collectives
 from shardfuse.nn import AddRMSNorm, quantized
 from shardfuse.nn.quantizing_fusions import ScaleKind
 from shardfuse.rank_errors import ExchangeTimeoutError
+from shardfuse.schedulers.exchange_forms import Form
 
 if TYPE_CHECKING:
     from conftest import ProcessGroup
@@ -121,6 +123,45 @@ def test_rows_of_each_rank_are_added_up_normed_and_gathered(
     assert all(torch.equal(x, y) for each in replayed for x, y in zip(each, called, strict=True))
     for k, (sequence, batch) in enumerate(sizes):
         norm.check(sequence, batch, seed=k)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rows_of_a_sum_are_passed_on(
+    name: str, arena: symmetric.Arena, pg: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than two ranks that are late now and then, and of graphs, which their calls follow."""
+    if pg.size == 2:
+        pytest.skip("two ranks are given all summands")
+    monkeypatch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
+    trial = Trial(name, pg.rank, 4096, DataType.BFloat16, pg.device)
+    own, both = random.Random(pg.rank), random.Random(5)
+    sizes = ((40, 12), (3, 333), (2001, 1))
+    for k, (batch, sequence) in enumerate(sizes):
+        trial.check(batch, sequence, seed=k)
+        assert trial.form() is Form.PASSED
+    given = {size: trial.given(*size, seed=9) for size in sizes}
+    here = {size: trial.here(v) for size, v in given.items()}
+    for _ in range(500):
+        trial.run(here[both.choice(sizes)])
+        if own.random() < 0.02:
+            time.sleep(own.random() * 0.003)
+    called = [t.clone() for t in trial.run(trial.here(given[3, 333]))]
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph, inputs_of_graph = torch.cuda.CUDAGraph(), trial.here(given[3, 333])
+    with torch.cuda.graph(graph):
+        replayed = trial.run(inputs_of_graph)
+    for k in range(1000):
+        inputs_of_graph[1].copy_(given[3, 333][1])  # which is overwritten
+        graph.replay()
+        if k % 200 == 0:
+            again = trial.run(trial.here(given[3, 333]))
+            assert all(torch.equal(x, y) for x, y in zip(again, called, strict=True))
+            time.sleep(own.random() * 0.01)
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip(replayed, called, strict=True))
+    for k, (batch, sequence) in enumerate(sizes):
+        trial.check(batch, sequence, seed=k)
 
 
 def test_a_backward_whose_column_sums_are_a_kernel_of_their_own(arena: symmetric.Arena, pg: ProcessGroup) -> None:
