@@ -67,16 +67,18 @@ def compile_fusion(
     *,
     device: Device,
     has_cheap_sums: bool = False,
+    passes_sums: bool = False,
 ) -> Plan:
     """``sizes``: the unsharded shape of every input tensor.  ``numbers``: the scalar inputs that shapes depend on.
 
     ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.  ``device``: the GPU
-    that kernels are planned for.  ``has_cheap_sums``: see ``BoundFusion``.
+    that kernels are planned for.  ``has_cheap_sums``, ``passes_sums``: see ``BoundFusion``.
     """
     bound = bind(fusion, sizes, numbers)
     check_replaced_shapes(bound)
     check_promises(bound)
-    bound.ranks_per_node, bound.is_settled, bound.has_cheap_sums = ranks_per_node, True, has_cheap_sums
+    bound.ranks_per_node, bound.is_settled = ranks_per_node, True
+    bound.has_cheap_sums, bound.passes_sums = has_cheap_sums, passes_sums
     trace, before = [("bind", fusion_text(bound))], _state(bound)
     for run in PASSES:
         run(bound)

@@ -198,7 +198,7 @@ def _sent_within(
         return "a segment between its kernels reads what they make"
     needed = needed_elsewhere(plan, segments, readers)
     found = gathered(call, _together([s.segment for s in readers], needed), needed)
-    if not isinstance(found, str) and (Form.PASSED in HAVE_RUN or not is_by_default):
+    if not isinstance(found, str) and may_pass_on(is_by_default=is_by_default):
         found = in_two_steps(found, plan.device)
     refusal = found if isinstance(found, str) else why_not(found, plan.device)
     if refusal is not None or isinstance(found, str):
@@ -207,6 +207,11 @@ def _sent_within(
     if segments[k].is_beside and any(p.exchange is not None and p.exchange.is_in_rows for p in planned.kernels):
         return "it runs beside other kernels, as a collective does"
     return [planned if i == places[-1] else s for i, s in enumerate(segments) if i not in (k, *places[:-1])]
+
+
+def may_pass_on(*, is_by_default: bool) -> bool:
+    """May ranks pass on inside of a kernel what each has added up?"""
+    return Form.PASSED in HAVE_RUN or not is_by_default
 
 
 def _together(segments: Sequence[Segment], needed: Container[BoundTensor]) -> Segment:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from .analysis.communication_table import communication_of, packed
+from .analysis.communication_table import communication_of, local_bytes, packed
 from .analysis.sharding import is_opaque
 from .device import WARP, Device
 from .ir.expr import BoundFusion, BoundTensor, Expr
@@ -31,6 +31,7 @@ from .segments.rows_behind_sums import hold_rows_behind_sums
 from .segments.segment import Segment, in_running_order, touches_empty
 from .segments.space import common_cuts, refusal_of
 from .segments.sums_of_blocks import RowsAndSums, sum_in_blocks
+from .segments.sums_of_planes import sum_in_planes
 
 _SLACK = (1.0, 1.25)
 """Up to how many times the bytes that are saved a chain may read: all ways to cut are tried, the one that moves the
@@ -111,6 +112,8 @@ class _Segmenter:
             segments, self.fusion.outputs, WARP * self.device.access_bytes, self.hold_rows
         )
         self.replace(instead)
+        segments, instead = sum_in_planes(segments, self.walk_planes)
+        self.replace(instead)
         return [
             # of collectives that are packed nothing else is asked
             ScheduledSegment(s, "communication", ())
@@ -140,6 +143,14 @@ class _Segmenter:
         names = [choose_scheduler(s, self.device)[0] for s in (sums, held, total)]
         kept = all(takes_over(between, s, self.device) or is_taken(s, self.device) for s in left)
         return names[:2] == ["reduction", "persistent"] and names[2] in _ADDS_UP and kept
+
+    def walk_planes(self, before: RowsAndSums, after: list[Segment]) -> bool:
+        """Are these rows that are walked twice, of so many bytes that two launches more take less than to read them?"""
+        rows, _ = before
+        if sum(map(local_bytes, rows.inputs)) < self.device.measured.groups.planes:
+            return False
+        names = [choose_scheduler(s, self.device)[0] for s in (*before, *after)]
+        return names[:5] == ["looped", "reduction", "reduction", "reduction", "pointwise"] and names[5] in _ADDS_UP
 
     def replace(self, instead: Mapping[Expr, list[Expr]]) -> None:
         """Have what is in place of some Exprs of the fusion."""

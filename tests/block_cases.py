@@ -50,6 +50,42 @@ def group_norm_gradients(
     return fd
 
 
+def channels_last_gradients(
+    shape: Sequence[int],
+    groups: int,
+    dtype: DataType,
+    *,
+    is_last: bool,
+    has_weight: bool = True,
+    invariant: str | None = None,
+) -> FusionDefinition:
+    """As ``group_norm_gradients``, of images whose channels are innermost in memory.
+
+    is_last: is theirs the last dim, too?  shape: [n, c, h, w] in any case; without a weight dx and db alone.
+    """
+    n, c, h, w = shape
+    sizes, channel, order = ([n, h, w, c], 3, None) if is_last else ([n, c, h, w], 1, [3, 0, 2, 1])
+    with FusionDefinition(backend="triton", invariant=invariant) as fd:
+        o = fd.ops
+        x, dy = (fd.define_tensor(sizes, contiguity=True, dtype=dtype, stride_order=order) for _ in range(2))
+        x, dz = (o.cast(t, DataType.Float) for t in (x, dy))
+        scaled = dz
+        if has_weight:
+            weight = o.cast(fd.define_tensor([c], contiguity=True, dtype=dtype), DataType.Float)
+            weight = o.broadcast(weight, [k != channel for k in range(4)])
+            dz = o.mul(dz, o.sigmoid(o.mul(x, weight)))
+            scaled = o.mul(dz, weight)
+        grouped = [n, h, w, groups, c // groups] if is_last else [n, groups, c // groups, h, w]
+        axes = [1, 2, 4] if is_last else [2, 3, 4]
+        g, unit = o.reshape(scaled, grouped), o.reshape(x, grouped)
+        even, along = (o.mean(t, axes, keepdim=True) for t in (g, o.mul(g, unit)))
+        dx = o.reshape(o.sub(o.sub(g, even), o.mul(unit, along)), sizes)
+        fd.add_output(o.cast(dx, dtype), stride_order=order)
+        for t in (o.mul(dz, x), dz) if has_weight else (dz,):
+            fd.add_output(o.cast(o.sum(t, [k for k in range(4) if k != channel]), dtype))
+    return fd
+
+
 def decomposed_gradients(shape: Sequence[int], groups: int, dtype: DataType) -> FusionDefinition:
     """(x, gradient, weight, mean, rstd) -> (dx, dweight, dbias) of a group norm and SiLU, in the steps that torch
     decomposes it into: sums over pixels, sums of these over the channels of a group, and what is made of both."""
@@ -88,6 +124,12 @@ def with_moments(arguments: Sequence[torch.Tensor], groups: int) -> list[torch.T
     rows = arguments[0].float().reshape(arguments[0].shape[0], groups, -1)
     variance, mean = torch.var_mean(rows, -1, correction=0)
     return [*arguments, mean, torch.rsqrt(variance + 1e-5)]
+
+
+def arranged(given: Sequence[torch.Tensor], *, is_last: bool) -> list[torch.Tensor]:
+    """Images of [n, c, h, w] with their channels innermost in memory, as the last dim or not."""
+    images = [t.permute(0, 2, 3, 1).contiguous() if t.ndim == 4 else t for t in given]
+    return images if is_last else [t.permute(0, 3, 1, 2) if t.ndim == 4 else t for t in images]
 
 
 def drawn(shape: Sequence[int], dtype: DataType, seed: int = 0) -> list[torch.Tensor]:

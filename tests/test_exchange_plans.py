@@ -178,7 +178,7 @@ def test_a_gather_is_kept_where_a_kernel_cannot_do_both_sums(monkeypatch: pytest
 
     options = CompileOptions()
     monkeypatch.setattr("shardfuse.frontend.exchanges.why_no_exchange", lambda ranks, options: None)
-    plan = with_exchanges_here(make(), (0, 1), options, lambda: make(has_cheap_sums=True))
+    plan = with_exchanges_here(make(), (0, 1), options, make)
     assert [s.scheduler for s in plan.segments] == ["exchange"]
     apart = plan_on(plan, "", torch.device("cpu"), options)
     assert [s.scheduler for s in apart.segments] == ["persistent", "communication", "persistent", "pointwise"]

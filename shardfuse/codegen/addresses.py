@@ -20,6 +20,8 @@ class Addresses:
     """
 
     is_before_ends = False
+    offset_name = "offs"
+    """With what the names of offsets begin."""
 
     def __init__(self, plan: KernelPlan, tile: Tile) -> None:
         self.plan = plan
@@ -100,7 +102,7 @@ class Addresses:
     def offset(self, text: str) -> str:
         """One name for each distinct offset along x."""
         if text not in self.offsets:
-            self.offsets[text] = f"offs_{len(self.offsets)}"
+            self.offsets[text] = f"{self.offset_name}_{len(self.offsets)}"
             self.head.line(f"{self.offsets[text]} = {text}")
         return self.offsets[text]
 

@@ -86,6 +86,7 @@ class PassingRows(SendingRows):
     def read_all(self) -> None:
         """What is made of each row of the turn, once its sum is there."""
         row, peers, elements = self._another(), self._ranks - 1, row_elements(self.plan)
+        row.offset_name = "offs_of_owner"  # what a loop assigns again has the type that it had before
         place = f"((owner - rank + {peers}) % {self._ranks} % {peers}) * {elements}"
         for chunk in self._chunks:
             name = row.name(self._passed, chunk)

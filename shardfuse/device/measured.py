@@ -167,6 +167,10 @@ class Groups:
     """The part of resident programs that are used, from which on one warp is enough for each of fewest turns. Group
     norm of 2 x 640 x 64 x 64, channels-last, took 16.5 us so, with two 17.8; of 8 x 256 x 64 x 64 in 2 groups 18.4
     and 19.7."""
+    planes: int = 16 << 20
+    """Bytes of inputs, channels-last, from which on columns are summed first, by a kernel of their own, where groups of
+    programs would read them twice and a third kernel once more. The gradient of a group norm of 2 x 640 x 64 x 64, 21
+    MB of float16, took 33 us so, else 35; of 32 x 128 x 256 x 256 679 and 955; of 2 x 1280 x 32 x 32 23.3 and 23.1."""
     polled: tuple[float, float] = (0.5, 8)
     """Words of each result for a thread, the fewest and the most, where members poll them and do not count each
     other in. The gradient of a group norm of 2 x 320 x 128 x 128, channels-last, took 42.7 us so, else 47.5. Of
@@ -325,6 +329,13 @@ class Maps:
     fetched: int = 2
     """Values of each row from which on misaligned rows are walked so: a flat walk takes wide words, but fetches
     them for every element."""
+    lanes: int = 128
+    walked: int = 2048
+    programs: int = 32
+    """Columns, and elements, of a tile that programs walk down, and programs for each multiprocessor. The gradient of a
+    group norm's input behind its sums, channels-last, took 14.1 us of 2 x 320 x 128 x 128 so, 7.6 of 2 x 640 x 64 x
+    64 and 28.6 of 16 x 320 x 64 x 64, in a flat walk 17.5, 8.2 and 35.9; of 2 x 1280 x 32 x 32, half a tile for each
+    program, 4.7 and 4.2."""
     smallest: int = 1024
     """Elements of a transpose's tile below which multiprocessors are rather left idle."""
 

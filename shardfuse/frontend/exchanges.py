@@ -29,7 +29,7 @@ from ..executor.symmetric_slots import (
     why_out_of_reach,
     why_refused,
 )
-from ..in_kernel import exchanging, with_exchanges
+from ..in_kernel import exchanging, may_pass_on, with_exchanges
 from ..mesh.groups import default_group, stages_through_host, world_size
 from ..mesh.own_device import own_gpu
 from ..passes.promise_checks import are_in_pairs
@@ -49,23 +49,35 @@ _WHY = {
 }
 
 
-def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOptions, by_sums: Callable[[], Plan]) -> Plan:
+def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOptions, again: Callable[..., Plan]) -> Plan:
     """``plan`` with exchanges in kernels, where its ranks have symmetric memory.
 
-    by_sums: gives the plan in which a mean and a variance are two sums, which a kernel exchanges one after the other,
-    instead of one gather, and partial sums are added up by the kernel that reads them.  It is taken where fewer
-    collectives are left, none of which gives a rank more than the largest of those does.
+    again: makes the plan in another way, by keyword.  has_cheap_sums: a mean and a variance are two sums, which a
+    kernel exchanges one after the other, instead of one gather.  passes_sums: ranks pass on inside of a kernel what
+    each has added up, of whatever size.  Each is taken where fewer collectives are left, by which a rank is given no
+    more bytes.
     """
     why_none = why_no_exchange(ranks, options)
     if plan.fusion.promises.invariant and not are_in_pairs(plan.fusion):
         why_none = f"{plan.fusion.promises}: which kernels exchange depends on the number of rows"
     is_by_default = options.exchange == "auto"
     found = with_exchanges(_planned_for(plan, options), why_none, why_out_of_reach, is_by_default=is_by_default)
-    if why_none is not None or not collectives(found):
-        return found
-    other = with_exchanges(_planned_for(by_sums(), options), None, why_out_of_reach, is_by_default=is_by_default)
-    is_less = collectives(other) < collectives(found) and _most_given(other) <= _most_given(found)
-    return replace(other, apart=plan) if is_less else found
+    ways = [{"has_cheap_sums": True}]
+    if may_pass_on(is_by_default=is_by_default) and _has_further_ranks(plan):
+        ways.append({"has_cheap_sums": True, "passes_sums": True})
+    for way in ways:
+        if why_none is not None or not collectives(found):
+            break
+        other = with_exchanges(_planned_for(again(**way), options), None, why_out_of_reach, is_by_default=is_by_default)
+        if collectives(other) < collectives(found) and _given(other) <= _given(found):
+            found = replace(other, apart=plan)
+    return found
+
+
+def _has_further_ranks(plan: Plan) -> bool:
+    """Do more than two ranks communicate?"""
+    meshes = (t.domain.mesh for t in plan.fusion.tensors())
+    return any(n > 2 for mesh in meshes if mesh is not None for n in mesh.shape)
 
 
 def _planned_for(plan: Plan, options: CompileOptions) -> Plan:
@@ -80,10 +92,10 @@ def collectives(plan: Plan) -> int:
     return len([s for s in plan.segments if s.scheduler == "communication"])
 
 
-def _most_given(plan: Plan) -> int:
-    """Bytes of the most that a rank has from one of its collectives."""
+def _given(plan: Plan) -> int:
+    """Bytes that a rank has from its collectives."""
     given = [s.segment.outputs for s in plan.segments if s.scheduler == "communication"]
-    return max((local_bytes(t) for outputs in given for t in outputs), default=0)
+    return sum(local_bytes(t) for outputs in given for t in outputs)
 
 
 def plan_on(plan: Plan, text: str, device: torch.device, options: CompileOptions) -> Plan:

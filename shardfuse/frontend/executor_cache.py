@@ -222,7 +222,7 @@ class FusionExecutorCache:
             make = partial(
                 compile_fusion, self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here(device)
             )
-            plan = with_exchanges_here(make(), self._team, self.options, partial(make, has_cheap_sums=True))
+            plan = with_exchanges_here(make(), self._team, self.options, make)
             tuned = self._tuned.get(key)
             if tuned is not None:
                 plan = tuned.within(plan)

@@ -100,6 +100,8 @@ class BoundFusion:
     has_cheap_sums: bool = False
     """Do kernels sum up numbers of a row over ranks themselves?  Then two such sums are no dearer than one gather, and
     partial sums are added up by the kernel that reads them."""
+    passes_sums: bool = False
+    """Do ranks pass sums of 16 bits on inside of the kernels that read them?  Then of whatever size."""
 
     def producer_of(self) -> dict[BoundTensor, Expr]:
         return {out: expr for expr in self.exprs for out in expr.outputs}

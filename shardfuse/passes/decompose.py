@@ -69,7 +69,7 @@ class _Decomposer:
         self.exprs: list[Expr] = []
         self.links = h200_nodes(fusion.ranks_per_node)
         self.is_cut = bool(fusion.streams)
-        self.in_kernel = fusion.has_cheap_sums
+        self.in_kernel, self.is_passed = fusion.has_cheap_sums, fusion.passes_sums
         self.promises = fusion.promises
         self.read = {t for e in fusion.exprs if not isinstance(e.op, Set | Call) for t in e.tensors}
         """What kernels read."""
@@ -151,7 +151,10 @@ class _Decomposer:
             target = out if exact else self.like(current, f"{out.name}s{k}", domain)
             parts = summands_of(current, gone[0], {t: e for e in self.exprs for t in e.outputs})
             is_read = out in self.read
-            how = None if self.is_cut else divided(op, parts, domain, dims, is_read=is_read, in_kernel=self.in_kernel)
+            how = None
+            if not self.is_cut:
+                ways = {"is_read": is_read, "in_kernel": self.in_kernel, "is_passed": self.is_passed}
+                how = divided(op, parts, domain, dims, **ways)
             if how is None and self.promises.invariant and has_order(expr) and mesh.extent(dims[0]) > 2:
                 how = in_rank_order(parts, domain, dims[0])
             if how is not None:

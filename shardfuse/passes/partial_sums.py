@@ -86,6 +86,7 @@ def divided(
     *,
     is_read: bool,
     in_kernel: bool,
+    is_passed: bool,
 ) -> Axis | None:
     """By which digits the ranks of a mesh dimension divide the sum between them, to add up each its part.
 
@@ -93,7 +94,7 @@ def divided(
     given; up to ``ONE_STEP_BYTES`` more are taken for one call instead of two.
     total: the sum as it is wanted, cut over that dimension or whole on every rank of it.
     is_read: does a kernel read the sum, in which it can be added up?  in_kernel: may ranks send one another the
-    summands inside of it?  Then it is in one or two steps as that kernel's plan says.
+    summands inside of it?  is_passed: and pass on there what each has added up, if the sum is of 16 bits?
     """
     mesh, sent = total.mesh, parts.sent
     if op != "sum" or sent.dtype not in _NARROW or mesh is None or len(dims) != 1:
@@ -108,7 +109,7 @@ def divided(
     # A rank is given all summands, or (ranks - 1) / ranks of a summand and of the sum.
     in_two = 1 + parts.summand.dtype.itemsize / sent.dtype.itemsize
     more = (ranks - in_two) * local_bytes(sent)
-    if more > ONE_STEP_BYTES and not (in_kernel and (parts.chain or is_read)):
+    if more > ONE_STEP_BYTES and not (is_passed and is_read and not parts.chain):
         return _even_part(total, p, ranks)
     return () if parts.chain or is_read else None
 

@@ -53,6 +53,8 @@ HAVE_RUN: Mapping[Form, str] = {
 def exchanged_form(plan: KernelPlan) -> Form:
     """Of a kernel that is planned."""
     exchange = plan.rank_exchange
+    if exchange.passed is not None:
+        return Form.PASSED
     if plan.space.block:
         return Form.BLOCKS
     if exchange.gathered is not None:
@@ -62,8 +64,6 @@ def exchanged_form(plan: KernelPlan) -> Form:
         return Form.NONE_SOMEWHERE if has_nothing_somewhere(plan.space, exchange) else Form.LONG
     if exchange.sent is None and exchange.members > 1:
         return Form.SHARED_ALIKE if exchange.is_alike else Form.SHARED
-    if exchange.passed is not None:
-        return Form.PASSED
     if exchange.sent is not None:
         return Form.ROWS if exchange.is_in_rows else Form.WORDS
     if exchange.is_alike:

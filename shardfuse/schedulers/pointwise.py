@@ -6,14 +6,16 @@ from dataclasses import replace
 from itertools import takewhile
 
 from ..device import Device
-from ..ir.digits import Axis, extent
+from ..ir.digits import Axis, Digit, extent
 from ..ir.expr import Expr, reads_of
 from ..segments.segment import Segment
 from ..segments.space import Space
 from .features import Features, features, features_or_refusal
 from .limits import WARP, WARPS, vector
 from .plan import KernelPlan
-from .schedule import Launch, Schedule, Tile
+from .schedule import Launch, Loop, Schedule, Split, Tile
+from .schedule_parts import MAX_PARTS
+from .split_k import split_of
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -27,6 +29,8 @@ def why_not(segment: Segment, device: Device) -> str | None:
 def propose(segment: Segment, device: Device) -> Schedule:
     """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
     space = features(segment, device)
+    if (walked := down_the_columns(space)) is not None:
+        return in_turns(walked)
     streamed = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     widest = max((t.dtype.itemsize for t in streamed), default=4)
     each = max(device.access_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
@@ -38,8 +42,46 @@ def propose(segment: Segment, device: Device) -> Schedule:
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
-    space = in_rows(features(segment, device), schedule.kept)
-    return (KernelPlan.of("pointwise", space, schedule),)
+    space = features(segment, device)
+    walked = down_the_columns(space) if isinstance(schedule.residency, Loop) else None
+    if walked is not None:
+        return (KernelPlan.of("pointwise", walked, schedule, split_of(schedule.parts, walked.r)),)
+    return (KernelPlan.of("pointwise", in_rows(space, schedule.kept), schedule),)
+
+
+def down_the_columns(space: Features) -> Features | None:
+    """``space`` with the axes along which all that is read beside whole tensors is the same, walked as reduced ones
+    are: of images with channels innermost the pixels; ``None`` where a flat walk is as good.
+
+    A flat walk fetches what channels have anew for every pixel, and what groups of channels have element by element.
+    """
+    loads, tuned = space.segment.loads, space.tuned.maps
+    beside = [t for t in loads if space.has_x(t) and not space.is_streamed(t)]
+    held = frozenset[Digit]().union(*(space.atoms[t] for t in beside))
+    walked, columns = (tuple(a for a in space.x if (a in held) == is_held) for is_held in (False, True))
+    gathered = [t for t in beside if space.x[-1] not in space.atoms[t]]
+    if not gathered or not walked or space.x[-1] not in held or space.segment.windows:
+        return None
+    if not all(map(space.is_streamed, space.segment.outputs)) or space.is_promised:
+        return None
+    side_by_side = extent(tuple(takewhile(lambda a: a in held, reversed(space.x))))
+    is_wide = side_by_side % (tuned.lanes // 2) == 0
+    if not is_wide or 2 * space.kept < tuned.walked * tuned.programs * space.device.multiprocessors:
+        return None
+    return replace(space, x=columns, r=walked, is_inner=False)
+
+
+def in_turns(space: Features) -> Schedule:
+    """Tiles of columns, each walked by so many programs that a few follow one another on every multiprocessor."""
+    tuned = space.tuned.maps
+    lanes = tuned.lanes
+    while lanes > 1 and -space.kept % lanes * tuned.idle > space.kept:
+        lanes //= 2
+    rows = tuned.walked // lanes
+    blocks, turns = -(-space.kept // lanes), -(-space.reduced // rows)
+    parts = min(tuned.programs * space.device.multiprocessors // blocks, turns // 2, MAX_PARTS)
+    fold = min(max(tuned.walked // (WARPS * WARP * space.width), 1), rows)
+    return Schedule(Tile(lanes, rows), Loop(fold), split=Split(parts) if parts > 1 else None, launch=Launch(WARPS))
 
 
 def in_rows(space: Features, block: int) -> Features:

@@ -158,7 +158,9 @@ def in_two_steps(found: Exchanged, device: Device) -> Exchanged:
     space, sent = features_or_refusal(found.segment, device), found.exchange.sent
     if isinstance(space, str) or sent is None:
         return found
-    return replace(found, exchange=replace(found.exchange, passed=passed_on(sent, space, found.exchange.ranks)))
+    exchange = found.exchange
+    passed = passed_on(sent, space, exchange.parallel_type, exchange.ranks)
+    return replace(found, exchange=replace(exchange, passed=passed))
 
 
 def _why_not_by_rows(space: Features, exchange: RankExchange) -> str | None:

@@ -134,13 +134,21 @@ def _columns(space: Features) -> Schedule:
         each //= 2
     schedule = down_columns(space, each, across)
     stored_bound = device.bound(tuned.stored_resident)
-    if space.is_by_sample and schedule.kept > tuned.tall_lanes:
+    if (space.is_by_sample or _are_planes(space)) and schedule.kept > tuned.tall_lanes:
         height = schedule.reduced * schedule.kept // tuned.tall_lanes
-        schedule = schedule.sized(kept=tuned.tall_lanes, reduced=height).with_registers(stored_bound)
+        schedule = schedule.sized(kept=tuned.tall_lanes, reduced=height)
+        schedule = schedule.with_registers(stored_bound) if space.is_by_sample else schedule
     if is_stored and words == 1:
         schedule = schedule.with_registers(stored_bound)
     schedule = evenly(space, schedule, wanted * (2 if is_heavy else 1), rows)
     return in_full_turns(space, schedule) if space.is_by_sample else schedule
+
+
+def _are_planes(space: Features) -> bool:
+    """Are columns of several tensors summed, of each sample by itself?  A wide tile would be of several samples, far
+    apart in memory."""
+    stored = stored_atoms(space.streamed[0], space.pieces) if len(space.streamed) > 1 else ()
+    return bool(stored) and stored[0] in space.x and stored[-1] in space.x and any(a in space.r for a in stored)
 
 
 def _needs_registers(space: Features) -> bool:

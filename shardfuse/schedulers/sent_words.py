@@ -8,7 +8,8 @@ from ..analysis.chain import ONE_STEP_BYTES
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Cast, Factory, OfRank, Pick, Reduce, Statistic
-from ..segments.segment import Segment
+from ..mesh import ParallelType
+from ..segments.segment import Segment, leading_to
 from ..segments.space import Space
 from .exchange_room import WARPS_OF_ROWS
 from .features import Features, carried
@@ -56,21 +57,21 @@ def why_not_by_all(sent: BoundTensor, space: Space, ranks: int) -> str | None:
     return f"each rank would be given all {ranks} summands, {more} bytes more than in two steps"
 
 
-def passed_on(sent: BoundTensor, space: Features, ranks: int) -> BoundTensor | None:
+def passed_on(sent: BoundTensor, space: Features, over: ParallelType, ranks: int) -> BoundTensor | None:
     """The sum of which each rank adds up some rows and passes them on, where that takes less time than if each were
     given all summands; else ``None``.
 
-    It is passed on in the type of ``sent``: of a float32 sum only where no result is wider than that.
+    It is one that is rounded to the type of ``sent``, in which it is passed on, and that all ranks have alike.
     """
     send = space.kept * space.reduced * sent.dtype.itemsize
     spared = send * (ranks - 1) * (ranks - 2) / ranks
     if ranks == 2 or space.kept < ranks or space.adds_in_pairs or spared / space.device.rates.link <= _ANOTHER_TURN:
         return None
     total = _sum_of_ranks(space.segment, ranks)
-    if total is None or not space.is_streamed(total) or total.dtype not in (sent.dtype, DataType.Float):
+    if total is None or total.dtype is not sent.dtype or not space.is_streamed(total) or space.phase[total]:
         return None
-    is_wide = any(t.dtype.itemsize > sent.dtype.itemsize for t in space.segment.outputs)
-    return None if is_wide and total.dtype is not sent.dtype else total
+    made_of = [t for e in leading_to(space.segment.exprs, [total]) for t in (*e.tensors, *e.outputs) if t is not sent]
+    return None if any(t.domain.digits_on(over) for t in made_of) else total
 
 
 def _sum_of_ranks(segment: Segment, ranks: int) -> BoundTensor | None:
@@ -121,7 +122,7 @@ def for_words(schedule: Schedule, space: Features, members: int, *, in_rows: boo
 
     Few rows are bounded by latency, and load all before they wait; many by registers, and load weights at their end.
     """
-    each = _OF_ROWS // max(space.held_at_most, 1) if in_rows else _EACH
+    each = max(_OF_ROWS // max(space.held_at_most, 1), 1) if in_rows else _EACH
     warps = power_of_two_within(min(schedule.launch.warps, max(space.reduced // members // (each * WARP), 1)))
     while members > 1 and space.reduced // members % (warps * WARP * _EACH):
         warps //= 2  # elements of a block beyond a member's part are the next one's
@@ -130,7 +131,7 @@ def for_words(schedule: Schedule, space: Features, members: int, *, in_rows: boo
 
 def for_passing(schedule: Schedule, space: Features, ranks: int) -> Schedule:
     """``schedule`` for rows whose sums are passed on: registers hold summands and sums beside what is made of them."""
-    each = _OF_ROWS // max(space.held_at_most, 1) // (1 if ranks <= _SUMMANDS else 2)
+    each = max(_OF_ROWS // max(space.held_at_most, 1) // (1 if ranks <= _SUMMANDS else 2), 1)
     return _in_warps(min(power_of_two(-(-space.reduced // (each * WARP))), WARPS_OF_ROWS), schedule, is_eager=False)
 
 

@@ -48,7 +48,7 @@ def sum_in_blocks(
             continue  # it has the blocks of others now
         b = found.index(sums)
         for a, rows in enumerate(found):
-            if a == b or not share_wide(rows, sums) or not _may_move(found, a, b):
+            if a == b or not share_wide(rows, sums) or not may_move(found, a, b):
                 continue
             both = _in_blocks(rows, sums, widest)
             if both is None:
@@ -66,7 +66,7 @@ def adds_up(segment: Segment) -> bool:
     """Are all of its reductions sums, in whatever order, over the same axes of tensors that are cut alike?"""
     sums = reductions(segment)
     kinds = {(e.op.axes, e.tensors[0].domain, e.output.dtype) for e in sums if isinstance(e.op, Reduce)}
-    return len(kinds) == 1 and all(map(_is_free_sum, sums))
+    return len(kinds) == 1 and all(map(is_free_sum, sums))
 
 
 def reductions(segment: Segment) -> list[Expr]:
@@ -74,13 +74,13 @@ def reductions(segment: Segment) -> list[Expr]:
     return [e for e in segment.exprs if isinstance(e.op, Reduce) and any(e.tensors[0].axes[k] for k in e.op.axes)]
 
 
-def _is_free_sum(expr: Expr) -> bool:
+def is_free_sum(expr: Expr) -> bool:
     """Is it a sum of what a rank has, in whatever order?"""
     op = expr.op
     return is_reduction(op, "sum") and not (op.in_pairs or op.segments or op.mesh_dims)
 
 
-def _may_move(segments: Sequence[Segment], a: int, b: int) -> bool:
+def may_move(segments: Sequence[Segment], a: int, b: int) -> bool:
     """May what ``b`` sums be made where ``a`` is, all that it reads being there, and ``b`` itself run behind both?
 
     Whichever of the two is the later one: the rows store what the sums read.
@@ -155,16 +155,16 @@ def _summed(expr: Expr, blocks: Axis, own: Axis) -> list[Expr]:
     first = len(x.domain.logical) - len(_innermost(expr))
     kept = (*x.domain.logical[:first], blocks)
     logical = (*kept, own)
-    whole = BoundTensor(f"{out.name}v", x.dtype, _with_axes(x, logical))
+    whole = BoundTensor(f"{out.name}v", x.dtype, with_axes(x, logical))
     accumulated = DataType.Float if out.dtype.is_low_precision else out.dtype
-    part = BoundTensor(f"{out.name}p", accumulated, _with_axes(x, kept))
+    part = BoundTensor(f"{out.name}p", accumulated, with_axes(x, kept))
     reshape = Expr(Reshape(tuple(map(extent, logical))), (x,), (whole,), chunk=expr.chunk)
     summed = Expr(Reduce("sum", (first + 1,)), (whole,), (part,), chunk=expr.chunk)
     axes = (*(a for a in expr.op.axes if a < first), first)
     return [reshape, summed, replace(expr, op=Reduce("sum", axes), inputs=(part,))]
 
 
-def _with_axes(tensor: BoundTensor, logical: tuple[Axis, ...]) -> BoundDomain:
+def with_axes(tensor: BoundTensor, logical: tuple[Axis, ...]) -> BoundDomain:
     """The domain of what has these axes and is cut among ranks as ``tensor`` is."""
     return BoundDomain(logical, tensor.domain.mesh, tensor.domain.sharding)
 
@@ -182,10 +182,10 @@ def from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -
     one type, so that no product is rounded, or wraps around, that was not.  As in torch's own gradient of a group norm
     a block's sum may be infinite where all of its products are not.
     """
-    if not _is_free_sum(expr) or expr.partial or not expr.output.dtype is part.dtype is x.dtype:
+    if not is_free_sum(expr) or expr.partial or not expr.output.dtype is part.dtype is x.dtype:
         return None
     assert isinstance(expr.op, Reduce), expr
-    beside = _quotient(expr.tensors[0], x, maker)
+    beside = quotient(expr.tensors[0], x, maker)
     if beside is None or not all(_is_alike(t, x, part) for t in beside):
         return None
     kept = tuple(axis for k, axis in enumerate(expr.tensors[0].domain.logical) if k not in expr.op.axes)
@@ -199,11 +199,11 @@ def from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -
         return None
     name, found, last = expr.output.name, list[Expr](), part
     for k, t in enumerate(beside):
-        one = BoundTensor(f"{name}w{k}", t.dtype, _with_axes(t, (*t.domain.logical[: part.ndim - 1], ())))
+        one = BoundTensor(f"{name}w{k}", t.dtype, with_axes(t, (*t.domain.logical[: part.ndim - 1], ())))
         product = BoundTensor(f"{name}m{k}", part.dtype, part.domain)
         found += [Expr(_as_blocks(t, part), (t,), (one,)), Expr(_MUL, (last, one), (product,))]
         last = product
-    row = BoundTensor(f"{name}r", part.dtype, _with_axes(part, (*kept, rest)))
+    row = BoundTensor(f"{name}r", part.dtype, with_axes(part, (*kept, rest)))
     found.append(Expr(Reshape(tuple(map(extent, row.domain.logical))), (last,), (row,)))
     return [*found, replace(expr, op=Reduce("sum", (len(kept),)), inputs=(row,))]
 
@@ -223,7 +223,7 @@ def _is_alike(tensor: BoundTensor, x: BoundTensor, part: BoundTensor) -> bool:
     return all(a in ((), b) for a, b in zip(own, axes, strict=True))
 
 
-def _quotient(product: BoundTensor, x: BoundTensor, maker: _Makers) -> list[BoundTensor] | None:
+def quotient(product: BoundTensor, x: BoundTensor, maker: _Makers) -> list[BoundTensor] | None:
     """The factors of ``product`` that are none of ``x``; ``None`` where ``x`` has others."""
     factors = _factors(product, maker)
     for source, _ in _factors(x, maker):
