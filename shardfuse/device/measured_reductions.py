@@ -31,6 +31,10 @@ class Reductions:
     tall_lanes: int = 128
     """Lanes of a tile beside which statistics of a sample are read in each turn: the fewer columns, the more rows
     share them. The weight gradients of a group norm of 2 x 640 x 64 x 64 took 14 us so, else 23."""
+    plane_lanes: int = 64
+    """The same where columns of several tensors are summed of each sample by itself. Those of a group norm's gradient,
+    channels-last, took 17.7 us of 2 x 320 x 128 x 128 so, 11.0 of 2 x 640 x 64 x 64 and 253 of 32 x 128 x 256 x 256;
+    with 1024 lanes, which are of several samples or idle, 22.8, 14.7 and 280."""
     few_rows: int = 32
     """Rows, of all inputs, that are read one by one by the thread that adds them up. The sum over dim 0 of 4 x
     33554432 took 97 us so, with the rows of a tile in different warps 1197."""

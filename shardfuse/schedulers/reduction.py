@@ -134,14 +134,19 @@ def _columns(space: Features) -> Schedule:
         each //= 2
     schedule = down_columns(space, each, across)
     stored_bound = device.bound(tuned.stored_resident)
-    if (space.is_by_sample or _are_planes(space)) and schedule.kept > tuned.tall_lanes:
-        height = schedule.reduced * schedule.kept // tuned.tall_lanes
-        schedule = schedule.sized(kept=tuned.tall_lanes, reduced=height)
-        schedule = schedule.with_registers(stored_bound) if space.is_by_sample else schedule
+    if space.is_by_sample and schedule.kept > tuned.tall_lanes:
+        schedule = _taller(schedule, tuned.tall_lanes).with_registers(stored_bound)
+    elif _are_planes(space) and schedule.kept > tuned.plane_lanes:
+        schedule = _taller(schedule, tuned.plane_lanes)
     if is_stored and words == 1:
         schedule = schedule.with_registers(stored_bound)
     schedule = evenly(space, schedule, wanted * (2 if is_heavy else 1), rows)
     return in_full_turns(space, schedule) if space.is_by_sample else schedule
+
+
+def _taller(schedule: Schedule, lanes: int) -> Schedule:
+    """As many elements, of so many columns."""
+    return schedule.sized(kept=lanes, reduced=schedule.reduced * schedule.kept // lanes)
 
 
 def _are_planes(space: Features) -> bool:
