@@ -14,7 +14,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
 
-from .analysis.communication_table import Collective, communication_of
+from .analysis.chain import ONE_STEP_BYTES
+from .analysis.communication_table import Collective, communication_of, local_bytes
 from .compiler import Plan, PlannedSegment
 from .in_kernel_sums import EXCHANGE, all_ranks, is_half_exchanged, needed_elsewhere, reads_again, reduced_within
 from .ir.expr import BoundTensor, Expr
@@ -200,13 +201,22 @@ def _sent_within(
     found = gathered(call, _together([s.segment for s in readers], needed), needed)
     if not isinstance(found, str) and may_pass_on(is_by_default=is_by_default):
         found = in_two_steps(found, plan.device)
-    refusal = found if isinstance(found, str) else why_not(found, plan.device)
+    refusal = found if isinstance(found, str) else _why_not_by_all(plan, found) or why_not(found, plan.device)
     if refusal is not None or isinstance(found, str):
         return f"no kernel exchanges it: {refusal}"
     planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
     if segments[k].is_beside and any(p.exchange is not None and p.exchange.is_in_rows for p in planned.kernels):
         return "it runs beside other kernels, as a collective does"
     return [planned if i == places[-1] else s for i, s in enumerate(segments) if i not in (k, *places[:-1])]
+
+
+def _why_not_by_all(plan: Plan, found: Exchanged) -> str | None:
+    """Why each rank does not add up all summands, of a plan that gathers them for ranks to pass on their sums."""
+    exchange = found.exchange
+    if not plan.fusion.passes_sums or exchange.passed is not None or exchange.sent is None:
+        return None
+    more = (exchange.ranks - 2) * local_bytes(exchange.sent)
+    return None if more <= ONE_STEP_BYTES else f"of {exchange.sent} {more} bytes more are sent than in two steps"
 
 
 def may_pass_on(*, is_by_default: bool) -> bool:

@@ -106,6 +106,18 @@ def test_a_form_that_has_not_run_leaves_what_there_was(rows: int, monkeypatch: p
 
 @pytest.mark.usefixtures("_in_reach")
 @pytest.mark.parametrize("how", ["symmetric", "auto"])
+def test_float32_sums_are_added_up_by_all_as_long_as_two_steps_of_them_send_as_much(how: str) -> None:
+    """A sum of twice as many bytes would be gathered in the second step."""
+    for rows, forms in ((256, [Form.ROWS]), (512, [Form.ROWS]), (513, [])):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4, -1, N], contiguity=True, dtype=BF16)
+            fd.add_output(fd.ops.cast(normed(fd, fd.ops.sum(fd.ops.cast(x, DataType.Float), [0])), BF16))
+        shard(x)
+        assert [exchanged_form(k) for _, k in exchanging(made_here(fd, rows, 4, how))] == forms
+
+
+@pytest.mark.usefixtures("_in_reach")
+@pytest.mark.parametrize("how", ["symmetric", "auto"])
 def test_sums_that_no_kernel_takes_are_no_gather_of_all_summands(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a pointwise reader, also beside a larger gather of something else."""
     monkeypatch.setattr("shardfuse.in_kernel.HAVE_RUN", dict.fromkeys(Form, ""))

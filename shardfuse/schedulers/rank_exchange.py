@@ -39,7 +39,7 @@ from .long_rows import has_nothing_somewhere, held_by_members, read_again, why_n
 from .persistent import by_one_program, in_branches, in_registers, in_whole_blocks, too_long
 from .plan import KernelPlan, RankExchange
 from .schedule import Launch, Schedule, Tile
-from .sent_words import for_passing, for_words, is_in_rows, members_of, passed_on, why_not_by_all, why_not_sent
+from .sent_words import for_passing, for_words, is_in_rows, members_of, passed_on, why_not_sent
 
 _SHORT = 16
 """Values of a short row that a thread holds: two loads of 16 bytes of a 16-bit type, under way at once."""
@@ -143,14 +143,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     short = next((t for t in exchange.statistics if space.atoms[t] != everywhere), None)
     if short is not None:
         return f"{short} has not one number for each row"
-    return None if sent is None else why_not_sent(sent, space) or _why_not_by_all(exchange, space)
-
-
-def _why_not_by_all(exchange: RankExchange, space: Space) -> str | None:
-    """Why ranks do not add up all that is sent; ``None`` where they do, or add up a part of it each."""
-    if exchange.sent is None or exchange.gathered is not None or exchange.passed is not None:
-        return None
-    return why_not_by_all(exchange.sent, space, exchange.ranks)
+    return None if sent is None else why_not_sent(sent, space)
 
 
 def in_two_steps(found: Exchanged, device: Device) -> Exchanged:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..analysis.chain import ONE_STEP_BYTES
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Cast, Factory, OfRank, Pick, Reduce, Statistic
@@ -47,14 +46,6 @@ def why_not_sent(sent: BoundTensor, space: Space) -> str | None:
     if space.reduced % _EACH:
         return f"rows of {space.reduced} elements are not cut into whole words"
     return None
-
-
-def why_not_by_all(sent: BoundTensor, space: Space, ranks: int) -> str | None:
-    """Why no kernel has each of so many ranks add up all that the others have of ``sent``; ``None`` where one does."""
-    more = (ranks - 2) * space.kept * space.reduced * sent.dtype.itemsize
-    if more <= ONE_STEP_BYTES:
-        return None
-    return f"each rank would be given all {ranks} summands, {more} bytes more than in two steps"
 
 
 def passed_on(sent: BoundTensor, space: Features, over: ParallelType, ranks: int) -> BoundTensor | None:
