@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from .base_error import ShardfuseError
 
@@ -69,14 +70,14 @@ def misfit(
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             hint = _evaluated(parameter.annotation, function)
             if hint is not inspect.Parameter.empty and not _check_of(hint)(value):
-                return name, value, expected_of(hint)
+                return name, value, _expected(hint, value)
     return None
 
 
 def misfit_of(function: Callable[..., Any], argument: str, value: object) -> tuple[str, object, str] | None:
     """As ``misfit``, of one argument, for what succeeds: annotations are looked at once."""
     check, hint = _parameters(function).checks.get(argument, (None, None))
-    return None if check is None or check(value) else (argument, value, expected_of(hint))
+    return None if check is None or check(value) else (argument, value, _expected(hint, value))
 
 
 @functools.lru_cache(maxsize=256)  # constructors of modules, a caller's subclasses among them
@@ -153,10 +154,10 @@ def _checked(
             args, kwargs = tuple(map(adapt, args)), {name: adapt(value) for name, value in kwargs.items()}
         for (name, (fits, hint)), value in zip(checks.items(), args, strict=False):
             if not fits(value):
-                raise refuse(said, name, value, _taken(name, hint))
+                raise refuse(said, name, value, _taken(name, hint, value))
         for name, value in kwargs.items():
             if name in checks and not checks[name][0](value):
-                raise refuse(said, name, value, _taken(name, checks[name][1]))
+                raise refuse(said, name, value, _taken(name, checks[name][1], value))
         return function(self, *args, **kwargs)
 
     return call
@@ -213,10 +214,18 @@ def _is_mapping(value: object, key: Check, entry: Check) -> bool:
     return all(key(k) and entry(v) for k, v in cast("Mapping[object, object]", value).items())
 
 
-def _taken(name: str, hint: Hint) -> str:
+def _taken(name: str, hint: Hint, found: object) -> str:
     if name == "inputs":
         return "a list with an argument for each input of the fusion, [x] for one"
-    return expected_of(hint)
+    return _expected(hint, found)
+
+
+def _expected(hint: Hint, found: object) -> str:
+    """As ``expected_of``, with what makes it of torch's mesh, whose class has the name of the one that is taken."""
+    expected = expected_of(hint)
+    if not isinstance(found, TorchDeviceMesh):
+        return expected
+    return expected.replace("a DeviceMesh", "a shardfuse.DeviceMesh (shardfuse.DeviceMesh.from_torch(mesh) gives it)")
 
 
 def expected_of(hint: Hint) -> str:

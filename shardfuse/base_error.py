@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 
 def shown(value: object) -> str:
@@ -12,6 +13,8 @@ def shown(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a {type(value).__name__} of shape {list(value.shape)}"
     text = repr(value)
+    if isinstance(value, TorchDeviceMesh):  # shardfuse's has the same name
+        return f"torch's {text}"
     return text if len(text) <= 100 and "\n" not in text else f"a {type(value).__name__}, {text[:60]!r}..."
 
 

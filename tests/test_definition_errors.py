@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from test_definition import CLASHES, Define, unary, values
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import (
@@ -123,8 +124,16 @@ def refusals() -> dict[str, tuple[Callable[[FusionDefinition], Any], type[Except
         "two axes on one mesh dimension": (
             lambda fd: two_on_one(x(fd)), ScheduleError, "mesh_x is already taken by axis i0; one mesh dimension",
         ),
+        "a mesh of torch's": (
+            lambda fd: x(fd).set_device_mesh(torch_mesh()), ScheduleError,
+            r"mesh=torch's DeviceMesh\(.* mesh is not a shardfuse.DeviceMesh \(shardfuse.DeviceMesh.from_torch\(mesh\)",
+        ),
         "two axes to one place": (lambda fd: x(fd).reorder({0: 1, 1: 1}), ScheduleError, "give a permutation"),
     }  # fmt: skip
+
+
+def torch_mesh() -> TorchDeviceMesh:
+    return TorchDeviceMesh("cpu", [0], _init_backend=False, _rank=0)
 
 
 def two_on_one(tv: Any) -> None:

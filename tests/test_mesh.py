@@ -162,6 +162,17 @@ def test_shards_are_those_of_dtensor() -> None:
         assert torch.equal(ours, theirs)
 
 
+def test_torchs_mesh_is_no_array_of_ranks() -> None:
+    def refuse(rank: int, size: int) -> str:
+        with pytest.raises(MeshRanksError) as refused:
+            DeviceMesh(init_device_mesh("cpu", (size,)))
+        return str(refused.value)
+
+    (said,) = run_ranks(1, refuse)
+    assert said.startswith("DeviceMesh(ranks=...) has torch's DeviceMesh(")
+    assert ", expected a list of ranks (DeviceMesh.from_torch(mesh) takes torch's mesh): " in said
+
+
 def test_to_and_from_torch() -> None:
     def there_and_back(rank: int, size: int) -> tuple[DeviceMesh, tuple[int, ...], bool]:
         mesh = DeviceMesh([[0, 2], [1, 3]], dim_names=("dp", "tp"))

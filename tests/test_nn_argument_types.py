@@ -7,6 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 
 from shardfuse import DeviceMesh, ShardfuseError, nn
 from shardfuse.errors import ArgumentError, ModuleArgumentError, ModuleInputError, PlacementError, TransformError
@@ -125,6 +128,24 @@ def test_a_placement_in_words_is_shown_as_such() -> None:
     for given in ("Shard(0)", ["Shard(0)"]):
         with pytest.raises(PlacementError, match=r"^input='Shard\(0\)' does not fit a placement: "):
             nn.RMSNorm(6, mesh=mesh, input=given)
+
+
+def test_torchs_mesh_is_named_as_torchs() -> None:
+    """Its class has the name of the one that is taken."""
+
+    def run(rank: int, size: int) -> None:
+        mesh = init_device_mesh("cpu", (size,))
+        gives = r"a shardfuse\.DeviceMesh \(shardfuse\.DeviceMesh\.from_torch\(mesh\) gives it\)"
+        for call, sentence in (
+            (lambda: nn.LayerNorm(6, mesh=mesh, input=Shard(-1)), rf"LayerNorm\(mesh=torch's .*: expected {gives} or"),
+            (lambda: assigned(nn.GELU(), mesh=mesh), rf"GELU\(mesh=torch's DeviceMesh\(.*: expected {gives} or None"),
+            (lambda: nn.redistribute(X, mesh, Shard(0), Shard(1)), rf"redistribute\(mesh=torch's .*: expected {gives}"),
+        ):
+            with pytest.raises(ModuleArgumentError, match=sentence):
+                call()
+        assert nn.LayerNorm(6, mesh=DeviceMesh.from_torch(mesh), input=Shard(-1)).mesh == DeviceMesh(range(size))
+
+    run_ranks(2, run)
 
 
 W, TABLE, INDEX = torch.ones(4, 6), torch.ones(5, 2), torch.tensor([0, 3])

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
+from shardfuse.base_error import shown
 from shardfuse.errors import (
     ArgumentError,
     MeshDimensionError,
@@ -272,7 +273,8 @@ def _shape_of(nested: object) -> tuple[int, ...]:
             raise MeshRanksError("no ranks", "at least one")
         nested = level[0]
     if not shape:
-        raise MeshRanksError(repr(nested), "a list of ranks")
+        made = " (DeviceMesh.from_torch(mesh) takes torch's mesh)" if isinstance(nested, TorchDeviceMesh) else ""
+        raise MeshRanksError(shown(nested), f"a list of ranks{made}")
     if len(shape) > len(_MESH_TYPES):
         raise MeshRanksError(f"{len(shape)} dimensions", f"at most {len(_MESH_TYPES)}")
     return tuple(shape)

@@ -21,6 +21,7 @@ from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
 from .placed_spec import FusionSpec
 from .placement import TensorPlacement, define, move, place
+from .refused_calls import refusing_beside_dtensors
 from .timer import FusionTimer
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     Fixed = Placement | tuple[Placement, ...] | TensorPlacement
 
 
+@refusing_beside_dtensors
 def redistribute(
     x: torch.Tensor,
     mesh: DeviceMesh,
@@ -52,7 +54,7 @@ def redistribute(
     grad: where the gradient of the result arrives, as ``target`` by default; ``Partial()`` where each rank holds a
     summand of it (what a column-parallel matmul leaves).  The gradient of x is placed as x is, whole for a partial x.
     dtype: that of the result, to which it is rounded on arrival; its gradient comes back in x's.
-    Raises PlacementError.
+    Raises PlacementError and ModuleArgumentError.
     """
     wanted = target if grad is None else grad
     if torch.compiler.is_compiling():
