@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch._functorch.config
+from dtensor_cases import distribute, make_mesh, numbers
 from functorch.compile import make_boxed_func
 from module_ways import Trial, run
+from ranks import run_ranks
 from test_module_ways import SHAPE, TARGET, normal
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import Unsupported
@@ -305,3 +308,53 @@ def test_batched_gradients_and_transforms_are_refused_by_name() -> None:
                 with pytest.raises(TransformError, match=r"shardfuse.nn does not run inside of .*forward_ad"):
                     call(forward_ad.make_dual(primal, torch.ones_like(x)))
             assert torch.equal(call(x), y)
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], object]] = {
+    "grad": lambda f, x: torch.func.grad(lambda t: f(t).sum())(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(torch.stack([x, x])),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+}
+OF_DTENSORS: dict[str, tuple[Callable[[DeviceMesh], torch.nn.Module], Sequence[int]]] = {
+    "LayerNorm": (lambda m: nn.LayerNorm(8, mesh=m, input=Shard(-1)), (2, 4)),
+    "RMSNorm": (lambda m: nn.RMSNorm(7, mesh=m, input=Shard(-1)), (2, 4)),  # of pieces that differ in size
+    "GroupNorm": (lambda m: nn.GroupNorm(2, 8, mesh=m, input=Shard(1)), (2, 4)),
+    "BatchNorm1d": (lambda m: nn.BatchNorm1d(8, mesh=m, input=Shard(0)), (3, 8)),
+    "AddRMSNorm": (lambda m: nn.AddRMSNorm(8, mesh=m, input=Shard(0), residual=Shard(0)), (3, 8)),
+}
+
+
+@pytest.mark.parametrize("name", OF_DTENSORS)
+def test_transforms_are_refused_by_name_where_parameters_are_dtensors(name: str) -> None:
+    """And where the input is one, which torch's own error was about too."""
+    make, shape = OF_DTENSORS[name]
+
+    def refuse(rank: int, size: int) -> None:
+        module = make(DeviceMesh(range(size)))
+        x = numbers(shape if name != "RMSNorm" or rank == 0 else (2, 3), rank)
+
+        def call(t: torch.Tensor) -> torch.Tensor:
+            if name == "AddRMSNorm":
+                return module(t, torch.zeros_like(t))[0]
+            return module(t, unsharded=(2, 7)) if name == "RMSNorm" else module(t)
+
+        for has_run in (False, True):
+            for transformed in TRANSFORMS.values():
+                with pytest.raises(TransformError, match=r"shardfuse\.nn does not run inside of torch\.func"):
+                    transformed(call, x)
+            if not has_run:
+                call(x)
+
+    run_ranks(2, refuse)
+
+
+def test_a_dtensor_in_a_transform_is_refused_by_name() -> None:
+    def refuse(rank: int, size: int) -> None:
+        mesh = make_mesh([size])
+        frozen = nn.LayerNorm(7, mesh=DeviceMesh.from_torch(mesh), input=Shard(-1)).requires_grad_(requires_grad=False)
+        x = distribute(numbers((2, 7), 0), mesh, [Shard(1)])
+        with pytest.raises(TransformError, match=r"shardfuse\.nn does not run inside of torch\.func"):
+            torch.func.grad(lambda t: t.sum() * frozen(x).to_local().sum())(torch.ones(3))
+
+    run_ranks(2, refuse)

@@ -17,6 +17,7 @@ from ..frontend.shard_order import dtensor_of, left_to_right, shard_order_of
 from ..mesh import DeviceMesh, current_rank
 from .placement import TensorPlacement, is_taken
 from .saved_versions import taken_of, watch_results
+from .transforms import check_no_transform
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -48,12 +49,13 @@ def on_local_tensors(
 ) -> Any:
     """``call`` on the local tensors of DTensors; its results as DTensors.  A plain tensor is local already.
 
-    Raises PlacementError for a DTensor that does not live where the module has been told that it does.
+    Raises PlacementError for a DTensor that does not live where the module was made for, TransformError in torch.func.
     """
     if torch.compiler.is_compiling():
         from shardfuse.nn.traced_dtensors import on_traced
 
         return on_traced(call, mesh, arguments, results)
+    check_no_transform()
     found = next(a.tensor for a in arguments if has_dtensor((a.tensor,)))
     torch_mesh = cast("DTensor", found).device_mesh
     local = [local_of(a.name, a.tensor, mesh, a.placement) for a in arguments]
@@ -86,7 +88,10 @@ def on_local_input(
 
 
 def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
-    """The local tensor of a DTensor that lives as ``placement`` says; any other tensor as it is."""
+    """The local tensor of a DTensor that lives as ``placement`` says; any other tensor as it is.
+
+    Raises PlacementError, and TransformError inside of torch.func.
+    """
     if not has_dtensor((tensor,)):
         return tensor
     dtensor = cast("DTensor", tensor)
@@ -97,6 +102,7 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
     if tuple(local.shape) != move.shape:
         piece = f"a local tensor of {list(local.shape)}, where this rank's is {list(move.shape)}"
         raise PlacementError(name, dtensor.placements, piece, "make it with distribute_tensor")
+    check_no_transform()
     enter = cast("Callable[..., torch.Tensor]", _Entering.apply)  # pyright: ignore[reportUnknownMemberType]
     return enter(local, move)
 
@@ -163,8 +169,12 @@ def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...
 
 
 def local_part(gradient: tuple[Placement, ...], dtensor: torch.Tensor) -> torch.Tensor:
-    """The local tensor of a DTensor, whose gradient arrives as a DTensor of placements ``gradient``."""
+    """The local tensor of a DTensor, whose gradient arrives as a DTensor of placements ``gradient``.
+
+    Raises TransformError inside of torch.func, where a gradient is to be recorded.
+    """
     if torch.is_grad_enabled() and dtensor.requires_grad:
+        check_no_transform()
         return cast("Any", _ToLocal).apply(dtensor, gradient, *_dense_layout(dtensor))
     return cast("Any", dtensor)._local_tensor
 

@@ -32,6 +32,7 @@ from .redistribution import redistribute
 from .row_norm import RowNorm
 from .second_derivatives import Once
 from .tensor_kinds import PLAIN
+from .transforms import check_no_transform
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -114,6 +115,7 @@ class GradientBucket:
         return self._behind[places]
 
     def _make(self, stream: object) -> None:
+        check_no_transform()
         self._behind = ()  # with the nodes that were made on another stream, those of the parameters too
         with torch.enable_grad():
             local = [p if (take := m.take(p)) is None else take(p) for m, _, p in self._members]
