@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dtensor_cases import distribute, make_mesh, numbers
+from nn_cases import R
+from ranks import run_ranks
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.roundings import assert_near
 from shardfuse import nn
-from shardfuse.errors import ModuleInputError, SecondDerivativeError
-from shardfuse.nn.functional import linear
+from shardfuse.errors import ModuleInputError, PlacementError, SecondDerivativeError
+from shardfuse.nn.functional import embedding, linear
 
 SHAPE = (3, 5, 24)
 ROWS, COLUMNS = 16, 24
@@ -168,3 +171,29 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     x, weight = drawn(torch.bfloat16, torch.float32, bias=False)
     with pytest.raises(ModuleInputError, match="input has shape"):
         linear(x[..., :-1], weight)
+
+
+def test_a_dtensor_among_plain_tensors_is_named_with_what_helps() -> None:
+    """As in torch's own functions, all of them are DTensors, or none is."""
+
+    def refuse(rank: int, size: int) -> None:
+        mesh = make_mesh([size])
+        x, table = (distribute(numbers(shape, 0), mesh, [R]) for shape in ((4, 6), (5, 6)))
+        said = (
+            "{}=R does not fit {}, of which {} is a plain tensor: make {} a DTensor too, by "
+            "torch.distributed.tensor.distribute_tensor, or pass {}.to_local()"
+        )
+        layer, rows = nn.Linear(6, 3), torch.tensor([0, 4])
+        with pytest.raises(PlacementError) as refused:
+            layer(x)
+        assert str(refused.value) == said.format("input", "linear", "weight", "weight", "input")
+        with pytest.raises(PlacementError) as refused:
+            embedding(rows, table, torch.bfloat16)
+        assert str(refused.value) == said.format("weight", "embedding", "input", "input", "weight")
+        assert torch.equal(layer(x.to_local()), functional.linear(x.to_local(), layer.weight, layer.bias))
+        found = embedding(distribute(rows, mesh, [R]), table, torch.bfloat16)
+        assert torch.equal(found.to_local(), table.to_local()[rows].bfloat16())
+        with pytest.raises(ModuleInputError, match=r"linear: input has shape \(4, 6\), expected \[..., 4\]"):
+            linear(x, distribute(numbers((3, 4), 0), mesh, [R]))
+
+    run_ranks(2, refuse)

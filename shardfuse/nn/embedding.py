@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ..errors import IndexRangeError, ModuleArgumentError, ShardfuseError
 from ..executor.uncompiled import uncompiled
+from ..frontend.detection import has_dtensor
 from .checks import Function
 from .refused_calls import refusing_by
 from .second_derivatives import Once, apply_of_c
@@ -30,7 +31,8 @@ def _why_refused(
         return function.refuse("input", f"dtype {input.dtype}", " or ".join(map(str, _INDICES)))
     if padding_idx is not None and not -rows <= padding_idx < rows:
         return ModuleArgumentError("embedding", "padding_idx", padding_idx, f"None, or {-rows} to {rows - 1}: a row")
-    if input.device.type == "cpu" and input.numel():  # a GPU says so where nothing can be read any longer
+    # A GPU says so where nothing can be read any longer; the smallest index of a DTensor is a collective.
+    if input.device.type == "cpu" and input.numel() and not has_dtensor((input,)):
         for index in (int(input.min()), int(input.max())):
             if not 0 <= index < rows:
                 return IndexRangeError("embedding", "input", index, 0, rows, 0, "weight")

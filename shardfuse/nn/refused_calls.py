@@ -80,7 +80,9 @@ def refuse_call(
     """Raise what a call of ``function`` ends by, where that is not ``error`` as it is."""
     method = function.__qualname__.partition(".forward")
     name = method[0] if method[1] else function.__name__
-    found = None if takes_dtensors else _of_dtensors(name, function, args, kwargs)
+    found = None
+    if not takes_dtensors:
+        found = _beside_plain(name, function, args, kwargs) if why else _of_dtensors(name, function, args, kwargs)
     if found is not None:
         raise found from None
     is_said = isinstance(error, ArgumentError | DefinitionError | PromiseError) or (
@@ -120,6 +122,20 @@ def _of_dtensors(
             against, advice = f"{name}, which takes tensors of one rank", "make a module of shardfuse.nn with mesh="
             return PlacementError(argument, cast("Any", tensor).placements, against, advice)
     return None
+
+
+def _beside_plain(
+    name: str, function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
+) -> PlacementError | None:
+    """The error of a DTensor among plain tensors, which torch's own function of this name does not take either."""
+    tensors = _tensors(function, args, kwargs)
+    dtensor = next((argument for argument, t in tensors.items() if has_dtensor((t,))), None)
+    plain = next((argument for argument, t in tensors.items() if not has_dtensor((t,))), None)
+    if dtensor is None or plain is None:
+        return None
+    against = f"{name}, of which {plain} is a plain tensor"
+    advice = f"make {plain} a DTensor too, by torch.distributed.tensor.distribute_tensor, or pass {dtensor}.to_local()"
+    return PlacementError(dtensor, cast("Any", tensors[dtensor]).placements, against, advice)
 
 
 def _of_storage(
