@@ -317,6 +317,24 @@ def test_tensors_that_are_refused(name: str) -> None:
         optim.AdamW(make()).step()
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_a_parameter_that_is_listed_twice_is_named_as_such() -> None:
+    """To clone it, as is advised where two share memory, would clip no gradient of it."""
+    first, second, other = parameters([(3,), (4,), (4,)], F32, CPU)
+    gradients([first, second, other], 5)
+    kept = copy.deepcopy((first.detach(), second.grad))
+    said = r"is listed twice, expected each parameter once: nothing was written; list it once"
+    with pytest.raises(OptimizerTensorError, match=rf"^clip_grad_norm_: parameter 2 {said}$"):
+        optim.clip_grad_norm_([Parameter(torch.ones(1)), first, second, second], 1e-3)
+    with pytest.raises(OptimizerTensorError, match=rf"^AdamW.step: parameter 1 of shape \[4\] {said}$"):
+        optim.AdamW([first, second, second]).step()
+    assert torch.equal(first, kept[0])
+    assert torch.equal(second.grad, kept[1])
+    other.grad = second.grad
+    with pytest.raises(OptimizerTensorError, match=r"gradients 0 and 1 share memory, .*: clone\(\) one of them"):
+        optim.clip_grad_norm_([second, other], 1e-3)
+
+
 def test_arguments_that_are_refused() -> None:
     p = _with(torch.ones(3))
     for call, argument in (

@@ -86,8 +86,10 @@ def clip_grad_norm_(
         gradients = [p.grad for p in listed if p.grad is not None]
         found = _Gradients(call, gradients, places, norm_type, bound, *on_mesh)
         own = found.own_total()
-    except Exception:
+    except Exception as error:
         note_failure_beside([getattr(p, "grad", None) for p in listed], mesh, placements)
+        if isinstance(error, OptimizerTensorError) and (k := _first_repeated(listed)) is not None:
+            raise OptimizerTensorError.of_repeated_tensor(call, f"parameter {k}") from None
         raise
     total = added_up(own, found.exponent, found.team)
     if error_if_nonfinite:
@@ -261,6 +263,15 @@ def check_gradients(call: str, gradients: Sequence[torch.Tensor], *, only_read: 
         found = f"{clash[0]} and {clash[1]} share memory"
         raise OptimizerTensorError(call, "gradients", found, "memory of their own", "clone() one of them")
     return devices[0]
+
+
+def _first_repeated(listed: Sequence[torch.Tensor]) -> int | None:
+    """The place of the first of those tensors with a gradient that are listed more than once."""
+    places: dict[int, int] = {}
+    for k, p in enumerate(listed):
+        if p.grad is not None and places.setdefault(id(p), k) != k:
+            return places[id(p)]
+    return None
 
 
 def check_tensors(call: str, argument: str, listed: Sequence[object]) -> None:

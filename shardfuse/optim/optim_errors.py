@@ -17,6 +17,11 @@ class OptimizerTensorError(ShardfuseError):
         found, expected = "has several elements in one place, as expand() makes them", "a place for each, to write to"
         return cls(call, tensor, found, expected, "nothing was written; clone() it")
 
+    @classmethod
+    def of_repeated_tensor(cls, call: str, tensor: str) -> OptimizerTensorError:
+        """A tensor that is to be written is listed more than once."""
+        return cls(call, tensor, "is listed twice", "each parameter once", "nothing was written; list it once")
+
 
 class OptimizerArgumentError(ShardfuseError, ValueError):
     """An argument of an optimiser, or of a function on gradients, is out of range."""

@@ -160,6 +160,8 @@ class Update:
         clash = overlapping(*stretches(weights))
         if clash is not None:
             first, second = (self.parameters[k].name for k in clash)
+            if weights[clash[0]] is weights[clash[1]]:
+                raise OptimizerTensorError.of_repeated_tensor(CALL, first)
             advice = "list one tensor that holds both, or clone() one of them"
             raise OptimizerTensorError(CALL, second, f"shares memory with {first}", "memory of its own", advice)
 
