@@ -22,7 +22,7 @@ from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .channel_norm import ChannelNorm
 from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedOp
-from .moved_statistics import move_towards
+from .moved_statistics import is_end_of_recomputation, move_towards
 from .parameters import ParameterKind
 from .placement import TensorPlacement
 from .settings import Checked, Setting, checked_module
@@ -172,7 +172,13 @@ class BatchNorm(ChannelNorm):
                 self._check_count(x.shape)
             results = traced.batch_norm(x, self.weight, self.bias, self.eps, by_kept)
         else:
-            results = self.run_images((x, *self.vectors_here(), *by_kept), unsharded)
+            try:
+                results = self.run_images((x, *self.vectors_here(), *by_kept), unsharded)
+            except Exception as error:
+                if self.training and is_end_of_recomputation(error):
+                    with torch.no_grad():  # torch has moved its statistics by then
+                        self._forward(x, unsharded=unsharded)
+                raise
         if self.training and kept and self.track_running_stats:
             is_empty = torch.Size(x.shape if unsharded is None else unsharded).numel() == 0
             move_towards(kept, () if is_empty else tuple(results[1:]), self.momentum, self.num_batches_tracked)

@@ -206,7 +206,15 @@ def batch_norm(
         if running is None and (running_mean is not None or running_var is not None):
             raise ModuleArgumentError("batch_norm", name, running, "a tensor, as the other running statistic is")
     promises = said("batch_norm", invariant, accumulate)
-    result, *statistics = batch_normed(input, {"weight": weight, "bias": bias}, kept, eps, not training, promises)
+    affine = {"weight": weight, "bias": bias}
+    try:
+        result, *statistics = batch_normed(input, affine, kept, eps, not training, promises)
+    except Exception as error:
+        if kept and training and input.numel() and moved_statistics.is_end_of_recomputation(error):
+            with torch.no_grad():  # torch has moved its statistics by then
+                _, *statistics = batch_normed(input, affine, kept, eps, by_kept=False, promises=promises)
+            moved_statistics.move_towards(kept, tuple(statistics), momentum)
+        raise
     if kept and statistics and input.numel():
         moved_statistics.move_towards(kept, tuple(statistics), momentum)
     return result

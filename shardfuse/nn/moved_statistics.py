@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import cast
+from typing import Any, cast
 
 import torch
+from torch.utils import checkpoint
 
 from ..executor.tensor_guard import Check, check_of
 from .tensor_kinds import PLAIN, are_torchs, modes, plain_metadata_of
@@ -14,6 +15,7 @@ Statistics = tuple[torch.Tensor, ...]
 """Mean and unbiased variance of each channel."""
 _KEPT = 256
 """Sizes for which it is known what tensors one kernel moves."""
+_EndOfRecomputation: type[Exception] = cast("Any", checkpoint)._StopRecomputationError
 _one_kernels: dict[Hashable, Check] = {}
 """By how many tensors there are, and what the first is like: are they like some that one kernel moved before?"""
 
@@ -35,6 +37,15 @@ def move_towards(
         torch.autograd.graph.increment_version([t for t in changed if not t.is_inference()])
         return
     _move_by_torch(running, batch, momentum, count)
+
+
+def is_end_of_recomputation(error: Exception) -> bool:
+    """Has a checkpoint stopped the forward that it repeats, since the last tensor that it needs was saved?
+
+    The results of the op that saved that tensor are lost then, the statistics of its batch among them.  Under a mode,
+    that of a selective checkpoint say, which has counted the ops that it is to see, the answer is no.
+    """
+    return type(error) is _EndOfRecomputation and not modes()
 
 
 @torch.no_grad()
