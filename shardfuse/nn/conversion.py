@@ -103,8 +103,9 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     ``down_proj`` and ``act_fn`` or ``activation_fn``.  A class that is not torch's is tried on random numbers first, in
     training and in evaluation, and replaced where its results, their dtypes and its gradients are those of the
     replacement.  An attribute that its forward reads is followed by its name (``variance_epsilon``), or refused where
-    it is assigned later (a function, ``act_fn``); else the class is left.  A module that holds more than its kind does,
-    or has hooks, or has arguments that the replacement refuses, is left.
+    it is assigned later (a function, ``act_fn``); else the class is left, as is one whose forward writes an attribute,
+    or uses a global that may change (a list).  A module that holds more than its kind does, or has hooks, or has
+    arguments that the replacement refuses, is left.
     A GroupNorm and a SiLU behind it in a torch.nn.Sequential become one kernel: the Sequential stays the object that it
     is, and its class is one of shardfuse's, which calls both at once.
     Parameters and buffers are the same objects as before, under the same names: optimisers and checkpoints see no

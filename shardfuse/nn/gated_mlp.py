@@ -15,7 +15,7 @@ from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from .activation import SwiGLU
 from .activation_functions import Activation
-from .attributes_read import attributes_read
+from .attributes_read import Read, attributes_read
 from .gated import GeGLU
 from .settings import checked_module
 from .stand_in import StandIn
@@ -164,12 +164,13 @@ def _tried(module: Module, act_name: str, act: Module) -> Tried:
     if reason is not None:
         return f"it computes something else than down_proj({act_name}(gate_proj(x)) * up_proj(x)): {reason}"
     read = attributes_read(module, features, _CASES)
-    of_act = () if type(act) in _TORCHS else attributes_read(act, features, _CASES).state
-    further = [*read.state, *(f"{act_name}.{name}" for name in of_act)]
-    if not further:
+    of_act = Read() if type(act) in _TORCHS else attributes_read(act, features, _CASES)
+    inner = [[f"{act_name}.{name}" for name in names] for names in (of_act.state, of_act.written)]
+    both = Read(written=(*read.written, *inner[1]), outside=(*read.outside, *of_act.outside))
+    why = both.why_not([*read.state, *inner[0]], "a GatedMLP")
+    if why is None:
         return read.functions
-    names, advice = ", ".join(further), "if nothing changes that, put a GatedMLP of its layers in its place yourself"
-    return f"its forward reads {names}, which a GatedMLP would not follow: {advice}"
+    return f"{why}: if nothing changes that, put a GatedMLP of its layers in its place yourself"
 
 
 def _gated(act_name: str, module: Module, x: torch.Tensor) -> torch.Tensor:

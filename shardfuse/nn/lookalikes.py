@@ -128,7 +128,7 @@ def _chosen(
     for candidate in candidates:
         try:
             reason = why_other(module, candidate.wanted, size, cases, 1.0)
-            read = Read((), ()) if reason is not None else attributes_read(module, size, cases)
+            read = Read() if reason is not None else attributes_read(module, size, cases)
             adds_bias = "bias" in read.state and why_other(_biased(module), candidate.wanted, size, cases, 1.0) is None
             narrows = reason is None and _narrows(module, size)
         except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
@@ -140,8 +140,8 @@ def _chosen(
         followed = (*has.aliases, *has.fixed, *has.followed, *(("bias",) if adds_bias else ()))
         further = [name for name in read.state if name not in followed]
         further += [name for name in read.functions if name in vars(module) and clashes(found, name)]
-        if further:
-            return f"its forward reads {', '.join(further)}, which {kinds} would not follow"
+        if (why := read.why_not(further, kinds)) is not None:
+            return why
         if narrows:
             return "it casts float32 inputs to the type of its weight"
         found.stand_for(module, has.aliases, (*has.fixed, *read.functions))
