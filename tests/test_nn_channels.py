@@ -358,11 +358,20 @@ def test_bad_inputs() -> None:
         (lambda: GroupNorm(2, 4)(torch.ones(4)), "GroupNorm: x has 1 dims"),
         (lambda: GroupNorm(2, 4)(torch.ones(2, 3)), "GroupNorm: x has shape"),
         (lambda: GroupNorm(2, 4)(torch.ones(2, 4, dtype=torch.int32)), "GroupNorm: x has dtype"),
+        (
+            lambda: GroupNorm(4, 4)(torch.ones(1, 4, 1)),
+            r"GroupNorm: x has shape \(1, 4, 1\), one value per group, expected",
+        ),
+        (
+            lambda: GroupNorm(4, 4).eval()(torch.ones(1, 4)),
+            "GroupNorm: x has shape .* one value per group",
+        ),  # as torch's
         (lambda: BatchNorm2d(4)(torch.ones(2, 4)), "BatchNorm2d: x has 2 dims, expected 4"),
         (lambda: BatchNorm1d(4)(torch.ones(1, 4)), "BatchNorm1d: x has .* one value per channel"),
     ):
         with pytest.raises(ModuleInputError, match=message):
             call()
+    torch.testing.assert_close(GroupNorm(4, 4)(torch.ones(2, 4)), torch.nn.GroupNorm(4, 4)(torch.ones(2, 4)))
 
 
 def test_autograd_makes_no_gradients_of_statistics() -> None:

@@ -131,6 +131,7 @@ def test_bad_inputs() -> None:
         (lambda: functional.layer_norm(x.int(), (3,)), "layer_norm: input has dtype"),
         (lambda: functional.add_rms_norm(x, x[:1], (3,)), "residual has shape"),
         (lambda: functional.group_norm(x, 3), "group_norm: input has shape"),
+        (lambda: functional.group_norm(x[:1, :, :1], 4), "group_norm: input has .* one value per group"),
         (lambda: functional.batch_norm(x, None, None, torch.ones(3), training=True), "batch_norm: weight has shape"),
         (lambda: functional.batch_norm(x[:1, :, :1], None, None, training=True), "one value per channel"),
     ):

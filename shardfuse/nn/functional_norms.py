@@ -101,6 +101,8 @@ def group_normed(
         raise ModuleArgumentError("group_norm", "num_groups", groups, "1 or more")
     if x.ndim < 2 or x.shape[1] % groups:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
+    if math.prod(x.shape) == groups:
+        raise function.refuse("input", f"shape {tuple(x.shape)}, one value per group", "more")
     function.shaped(parameters, x.shape[1:2])
     function.check_plain(input=x, **parameters)
     affine = _affine(parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -105,6 +106,7 @@ class GroupNorm(ChannelNorm):
         if self.is_decomposed():
             self._check(x, 1)
             self.check_plain(x=x, weight=self.weight, bias=self.bias)
+            self._check_count(x.shape)
             return traced.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, self.activation)
         if type(x) not in PLAIN and has_dtensor((x,)):
             return on_local_input(self._forward, self.mesh, x, self._input)
@@ -120,10 +122,19 @@ class GroupNorm(ChannelNorm):
         self.check_argument("num_channels", self.num_channels, are_whole, f"a multiple of {self.num_groups} groups")
         self.check_size("x", x, channel_dim, self.num_channels // self._input.parts(self.mesh, 1))
 
+    def _check_count(self, sizes: Sequence[int]) -> None:
+        """torch refuses one sample of groups of one element, whose variance says nothing."""
+        if prod(sizes) == self.num_groups:  # a torch.Size would make numbers of a graph's symbols
+            found = f"shape {tuple(sizes)}, one value per group"
+            raise ModuleInputError("GroupNorm", "x", found, "more", "pass more, or make fewer groups")
+
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         x, *vectors = tensors
         channel_dim = x.ndim - 1 if self.is_last else 1
         self._check(x, channel_dim)
+        placement = self.placed(self._input, x.ndim, unsharded)
+        parts = [n * placement.parts(self.mesh, k) for k, n in enumerate(x.shape)]
+        self._check_count(parts if unsharded is None else unsharded)
         spec = GroupNormSpec(
             ndim=x.ndim,
             channel_dim=channel_dim,
@@ -132,7 +143,7 @@ class GroupNorm(ChannelNorm):
             eps=self.eps,
             activation=self.activation,
             mesh=self.mesh,
-            placement=self.placed(self._input, x.ndim, unsharded),
+            placement=placement,
             dtype=self.check_dtype("x", x),
             **self.vector_dtypes(vectors, x.shape[channel_dim]),
         )
