@@ -1,4 +1,4 @@
-"""Running statistics where a checkpoint repeats the forward: as torch's move, however early the repetition stops."""
+"""Running statistics between a forward and its backward: a checkpoint repeats it, or another forward moves them."""
 
 from __future__ import annotations
 
@@ -80,3 +80,12 @@ def test_of_evaluation_nothing_moves() -> None:
     trained(module, torch.randn(8, 4), reentrant=False)
     assert module.num_batches_tracked == 0
     assert not module.running_mean.any()
+
+
+def test_statistics_that_moved_before_the_backward_of_an_evaluation_are_reported() -> None:
+    """torch's own gradient is that of the moved ones."""
+    module, x = nn.BatchNorm1d(4), torch.randn(8, 4)
+    result = module.eval()(x.clone().requires_grad_())
+    module.train()(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()

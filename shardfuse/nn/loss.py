@@ -42,7 +42,8 @@ def check_torchs(name: str, weight: object, size_average: object, reduce: object
 class StrayTargetError(ModuleInputError):
     """A target is neither a class nor ignored.
 
-    strays: how many there are on all ranks; this one may have none.
+    strays: how many there are on all ranks; this one may have none.  Targets of the same rows have to be the same on
+    every rank that has them: then every rank of the mesh raises.
     """
 
     def __init__(self, module: str, target: torch.Tensor, classes: int, ignore_index: int, strays: int) -> None:
@@ -76,8 +77,9 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
     logits: [..., classes] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64; target:
     [...] (local) of int64.  The loss is float32 or float64, the same on every rank.
 
-    A target that is neither a class nor ``ignore_index``: on a CPU a call raises ModuleInputError on every rank of the
-    mesh; on a GPU, where the host would have to wait for it, its row's loss and gradient are NaN, so a mean or sum is.
+    A target that is neither a class nor ``ignore_index``: on a CPU a call raises ModuleInputError, on every rank of the
+    mesh where ranks of the same rows have the same targets, as replicas have to be; a rank whose copy differs raises
+    alone.  On a GPU, where the host would have to wait, its row's loss and gradient are NaN, so a mean or sum is.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
     """
 
