@@ -358,3 +358,17 @@ def test_a_dtensor_in_a_transform_is_refused_by_name() -> None:
             torch.func.grad(lambda t: t.sum() * frozen(x).to_local().sum())(torch.ones(3))
 
     run_ranks(2, refuse)
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (8, 4, 5), (8, 4, 3, 2)], ids=str)
+def test_a_batch_norm_in_training_is_exported_for_batches_of_any_size(shape: Sequence[int]) -> None:
+    """As torch's; the variance that it keeps is that of the batch which the program is called with."""
+    name = ("BatchNorm1d", "BatchNorm2d")[len(shape) == 4]
+    module, theirs = getattr(nn, name)(4), getattr(torch.nn, name)(4)
+    sizes = ({0: torch.export.Dim("b", min=2, max=64)},)
+    program = torch.export.export(module, (torch.randn(shape),), dynamic_shapes=sizes).module()
+    for rows in (8, 3):
+        x = torch.randn(rows, *shape[1:])
+        torch.testing.assert_close(program(x), theirs(x))
+    for key, tensor in theirs.state_dict().items():
+        torch.testing.assert_close(program.state_dict()[key], tensor)

@@ -180,7 +180,7 @@ class BatchNorm(ChannelNorm):
                         self._forward(x, unsharded=unsharded)
                 raise
         if self.training and kept and self.track_running_stats:
-            is_empty = torch.Size(x.shape if unsharded is None else unsharded).numel() == 0
+            is_empty = prod(x.shape if unsharded is None else unsharded) == 0
             move_towards(kept, () if is_empty else tuple(results[1:]), self.momentum, self.num_batches_tracked)
         elif self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)  # as torch's counts, of statistics that were put away
