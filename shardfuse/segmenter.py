@@ -145,9 +145,10 @@ class _Segmenter:
         return names[:2] == ["reduction", "persistent"] and names[2] in _ADDS_UP and kept
 
     def walk_planes(self, before: RowsAndSums, after: list[Segment]) -> bool:
-        """Are these rows that are walked twice, of so many bytes that two launches more take less than to read them?"""
-        rows, _ = before
-        if sum(map(local_bytes, rows.inputs)) < self.device.measured.groups.planes:
+        """Are these rows that are walked twice, of which so many bytes less are read that it makes up for two launches
+        more?"""
+        twice = sum(map(local_bytes, before[0].inputs))
+        if moved_bytes(before) + twice - moved_bytes(after) < self.device.measured.groups.planes:
             return False
         names = [choose_scheduler(s, self.device)[0] for s in (*before, *after)]
         return names[:5] == ["looped", "reduction", "reduction", "reduction", "pointwise"] and names[5] in _ADDS_UP

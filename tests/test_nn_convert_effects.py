@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, cast
@@ -20,6 +21,7 @@ SCALES = [1.0]
 OPTIONS = {"scale": 1.0}
 FACTOR = torch.ones(())
 CALLS = 0
+LOGGER = logging.getLogger(__name__)
 ONE, SIZES, PLAIN_GELU = 1.0, (1, 2), partial(F.gelu, approximate="none")
 
 
@@ -173,7 +175,7 @@ def test_a_class_whose_forward_has_another_effect_is_left(way: str) -> None:
 
 
 class ConstantRMSNorm(LlamaRMSNorm):
-    """Numbers, tuples, types, modules and functions of libraries are no state; nor are variables of the call."""
+    """Numbers, tuples, types, modules, loggers and functions of libraries are no state, nor variables of the call."""
 
     def forward(self, x: Tensor) -> Tensor:
         found = 0.0
@@ -183,6 +185,8 @@ class ConstantRMSNorm(LlamaRMSNorm):
             found += k
 
         add(SIZES[0])
+        if x.ndim > 9:
+            LOGGER.warning("many dims")
         return cast(Tensor, torch.mul(super().forward(x), found * ONE))
 
 

@@ -168,9 +168,10 @@ class Groups:
     norm of 2 x 640 x 64 x 64, channels-last, took 16.5 us so, with two 17.8; of 8 x 256 x 64 x 64 in 2 groups 18.4
     and 19.7."""
     planes: int = 16 << 20
-    """Bytes of inputs, channels-last, from which on columns are summed first, by a kernel of their own, where groups of
-    programs would read them twice and a third kernel once more. The gradient of a group norm of 2 x 640 x 64 x 64, 21
-    MB of float16, took 31 us so, else 35; of 32 x 128 x 256 x 256 658 and 955; of 2 x 1280 x 32 x 32 23.3 and 23.1."""
+    """Bytes that have to be spared where columns are summed first, by a kernel of their own, and groups of programs and
+    another kernel would read them three times in all, with two launches less. The gradient of a group norm of 2 x 640 x
+    64 x 64, 21 MB of float16, took 31 us so, else 35; of 32 x 128 x 256 x 256 658 and 955; of 2 x 1280 x 32 x 32 23.3
+    and 23.1."""
     polled: tuple[float, float] = (0.5, 8)
     """Words of each result for a thread, the fewest and the most, where members poll them and do not count each
     other in. The gradient of a group norm of 2 x 320 x 128 x 128, channels-last, took 42.7 us so, else 47.5. Of

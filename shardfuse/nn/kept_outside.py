@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import enum
 import inspect
+import logging
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
@@ -29,7 +30,8 @@ import torch
 Module = torch.nn.Module
 _NUMBERS_AND_WORDS = NoneType, bool, int, float, complex, str, bytes, range, slice, EllipsisType, enum.Enum
 _OF_TORCH = torch.dtype, torch.device, torch.layout, torch.memory_format
-_CONSTANTS = (*_NUMBERS_AND_WORDS, *_OF_TORCH, ModuleType, MethodDescriptorType, type)
+_LOGGERS = logging.Logger, logging.LoggerAdapter
+_CONSTANTS = (*_NUMBERS_AND_WORDS, *_OF_TORCH, *_LOGGERS, ModuleType, MethodDescriptorType, type)
 _MODULES_OF_CONSTANTS = "typing", "torch._ops", "torch.jit"
 """Whose objects are types, ops and compiled functions."""
 _CACHED = type(lru_cache(len))

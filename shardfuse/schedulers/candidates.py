@@ -14,7 +14,7 @@ from functools import partial
 from ..device import Device
 from ..ir.digits import Axis, extent
 from ..segments.segment import Segment
-from . import kernels_of, persistent, proposed
+from . import kernels_of, persistent, pointwise, proposed
 from .features import Features, features_or_refusal
 from .limits import WARPS, power_of_two
 from .mix_order import analyse_mixed
@@ -29,6 +29,8 @@ _STAGES = (2, 3, 4, 5)
 _RESIDENT = (12, 52)
 """Resident warps whose bounds on registers are tried: with fewer no bound binds, with more little is held."""
 
+_WAYS = {"persistent": persistent.ways, "pointwise": pointwise.ways}
+"""Other forms that a scheduler has for a segment."""
 Tries = Iterator[Callable[[], Schedule]]
 """Neighbours of a schedule, each of which may turn out to be none (``_made``)."""
 
@@ -40,10 +42,11 @@ def candidates(scheduler: str, segment: Segment, schedule: Schedule, device: Dev
         return ()
     start = schedule if schedule.columns else schedule.sized(kept=min(schedule.kept, power_of_two(space.kept)))
     near = (_made(make) for step in _STEPS[scheduler] for make in step(start, device))
-    forms = persistent.ways(segment, device) if scheduler == "persistent" else ()
+    forms = _WAYS[scheduler](segment, device) if scheduler in _WAYS else ()
     costs: dict[Schedule, float] = {}
     for other in (*near, *forms):
-        if other and other != schedule and other not in costs and _is_full(space, other):
+        own = pointwise.space_for(space, other) if other and scheduler == "pointwise" else space
+        if other and other != schedule and other not in costs and _is_full(own, other):
             made = _runnable(scheduler, segment, other, space)
             if made:
                 costs[other] = cost_of(made)

@@ -29,8 +29,25 @@ def why_not(segment: Segment, device: Device) -> str | None:
 def propose(segment: Segment, device: Device) -> Schedule:
     """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
     space = features(segment, device)
-    if (walked := down_the_columns(space)) is not None:
-        return in_turns(walked)
+    walked = down_the_columns(space)
+    return _flat(space) if walked is None else in_turns(walked)
+
+
+def ways(segment: Segment, device: Device) -> list[Schedule]:
+    """What it may be proposed: a flat walk, and one down the columns."""
+    space = features(segment, device)
+    walked = down_the_columns(space)
+    return [_flat(space), *([] if walked is None else [in_turns(walked)])]
+
+
+def space_for(space: Features, schedule: Schedule) -> Features:
+    """What a kernel of ``schedule`` walks."""
+    walked = down_the_columns(space) if isinstance(schedule.residency, Loop) else None
+    return space if walked is None else walked
+
+
+def _flat(space: Features) -> Schedule:
+    segment, device = space.segment, space.device
     streamed = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     widest = max((t.dtype.itemsize for t in streamed), default=4)
     each = max(device.access_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
@@ -43,8 +60,8 @@ def propose(segment: Segment, device: Device) -> Schedule:
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
     space = features(segment, device)
-    walked = down_the_columns(space) if isinstance(schedule.residency, Loop) else None
-    if walked is not None:
+    walked = space_for(space, schedule)
+    if walked is not space:
         return (KernelPlan.of("pointwise", walked, schedule, split_of(schedule.parts, walked.r)),)
     return (KernelPlan.of("pointwise", in_rows(space, schedule.kept), schedule),)
 
@@ -65,7 +82,7 @@ def down_the_columns(space: Features) -> Features | None:
     if not all(map(space.is_streamed, space.segment.outputs)) or space.is_promised:
         return None
     side_by_side = extent(tuple(takewhile(lambda a: a in held, reversed(space.x))))
-    is_wide = side_by_side % (tuned.lanes // 2) == 0
+    is_wide = side_by_side % (tuned.lanes // 2) == 0 and extent(walked) * tuned.lanes >= 8 * tuned.walked
     if not is_wide or 2 * space.kept < tuned.walked * tuned.programs * space.device.multiprocessors:
         return None
     return replace(space, x=columns, r=walked, is_inner=False)

@@ -13,6 +13,7 @@ after, ``split`` being a fresh axis of the partial results::
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 from ..device import LEAST_COPY, MAX_THREADS, Device
 from ..ir.digits import Digit, Root, extent
@@ -136,7 +137,7 @@ def _columns(space: Features) -> Schedule:
     stored_bound = device.bound(tuned.stored_resident)
     if space.is_by_sample and schedule.kept > tuned.tall_lanes:
         schedule = _taller(schedule, tuned.tall_lanes).with_registers(stored_bound)
-    elif _are_planes(space) and schedule.kept > tuned.plane_lanes:
+    elif _are_planes(space, schedule.kept) and schedule.kept > tuned.plane_lanes:
         schedule = _taller(schedule, tuned.plane_lanes)
     if is_stored and words == 1:
         schedule = schedule.with_registers(stored_bound)
@@ -149,11 +150,11 @@ def _taller(schedule: Schedule, lanes: int) -> Schedule:
     return schedule.sized(kept=lanes, reduced=schedule.reduced * schedule.kept // lanes)
 
 
-def _are_planes(space: Features) -> bool:
-    """Are columns of several tensors summed, of each sample by itself?  A wide tile would be of several samples, far
-    apart in memory."""
+def _are_planes(space: Features, lanes: int) -> bool:
+    """Would so many columns be of several samples, far apart in memory, of each of which several tensors are summed?"""
     stored = stored_atoms(space.streamed[0], space.pieces) if len(space.streamed) > 1 else ()
-    return bool(stored) and stored[0] in space.x and stored[-1] in space.x and any(a in space.r for a in stored)
+    of_a_sample = tuple(takewhile(lambda a: a in space.x, reversed(stored)))
+    return 0 < len(of_a_sample) < len(space.x) and any(a in space.r for a in stored) and extent(of_a_sample) < lanes
 
 
 def _needs_registers(space: Features) -> bool:

@@ -23,7 +23,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise, Reduce, Reshape, Squeeze
 from .recompute import share_wide
-from .segment import Segment, leading_to, segment_of
+from .segment import Segment, in_running_order, leading_to, segment_of
 from .space import analyse
 from .sums_of_blocks import adds_up, is_free_sum, may_move, quotient, reductions, with_axes
 
@@ -81,11 +81,18 @@ def _in_planes(rows: Segment, sums: Segment) -> tuple[list[Segment], dict[Expr, 
     of_rows = {e: new for e in own for p in planes.values() if (new := _from_planes(e, p, maker)) is not None}
     if len(of_rows) < len(own):
         return None
-    first = segment_of([*chain, *(p.exprs[0] for p in planes.values())], [p.part for p in planes.values()])
     rest = [e for e in rows.exprs if e not in of_rows]
-    statistics = segment_of([*rest, *(e for new in of_rows.values() for e in new)], [e.output for e in own])
-    total = segment_of([new for e in sums.exprs for new in (planes[e].exprs[1:] if e in planes else [e])], sums.outputs)
-    made = [first, statistics, segment_of(rest, rows.outputs), total]
+    first = [*chain, *(p.exprs[0] for p in planes.values())]
+    statistics = [*rest, *(e for new in of_rows.values() for e in new)]
+    total = [new for e in sums.exprs for new in (planes[e].exprs[1:] if e in planes else [e])]
+    made = [
+        segment_of(in_running_order(first), [p.part for p in planes.values()]),
+        segment_of(in_running_order(statistics), [e.output for e in own]),
+        segment_of(rest, rows.outputs),
+        segment_of(total, sums.outputs),
+    ]
+    if not all(segment.exprs for segment in made):
+        return None  # of the rows nothing is wanted but their sums
     return made, {**{e: p.exprs for e, p in planes.items()}, **of_rows}
 
 

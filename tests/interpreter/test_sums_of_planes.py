@@ -13,6 +13,7 @@ from fusion_check import check
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, FusionDefinition
 from shardfuse.device import H200
+from shardfuse.schedulers.candidates import candidates
 from shardfuse.schedulers.plan import KernelPlan
 from shardfuse.schedulers.pointwise import down_the_columns
 from shardfuse.schedulers.schedule import Loop
@@ -120,3 +121,80 @@ def test_columns_beside_whole_tensors_alone_are_read_flat() -> None:
     assert down_the_columns(kernel.space) is None
     assert not isinstance(kernel.schedule.residency, Loop)
     check(fd, [torch.randn(64, 128, 256).half(), torch.randn(256).half()])
+
+
+def planned(fd: FusionDefinition) -> list[KernelPlan]:
+    return [k for s in fd.fec.plan_for(None, None).segments for k in s.kernels]
+
+
+def test_rows_of_which_sums_alone_are_wanted() -> None:
+    for shape, rows, columns in (((8, 4096, 512), [1, 2], [0, 1]), ((8, 512, 64, 64), [1, 2, 3], [0, 2, 3])):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor(list(shape), contiguity=True)
+            fd.add_output(fd.ops.sum(x, rows))
+            fd.add_output(fd.ops.sum(x, columns))
+        assert planned(fd)
+
+
+def test_a_sum_of_rows_that_is_a_factor_of_another() -> None:
+    with FusionDefinition() as fd:
+        o = fd.ops
+        x = fd.define_tensor([2, 64, 64, 32, 20], contiguity=True)
+        first = o.mean(x, [1, 2, 4], keepdim=True)
+        second = o.mean(o.mul(x, first), [1, 2, 4], keepdim=True)
+        fd.add_output(o.add(o.sub(x, first), second))
+        fd.add_output(o.sum(x, [0, 1, 2]))
+    assert planned(fd)
+
+
+@pytest.mark.usefixtures("_as_large")
+def test_a_sum_of_rows_that_is_a_factor_of_another_is_right() -> None:
+    shape = (2, 4, 5, 4, 6)
+    with FusionDefinition(backend="triton") as fd:
+        o = fd.ops
+        x = fd.define_tensor(list(shape), contiguity=True)
+        first = o.mean(x, [1, 2, 4], keepdim=True)
+        second = o.mean(o.mul(x, first), [1, 2, 4], keepdim=True)
+        fd.add_output(o.add(o.sub(x, first), second))
+        fd.add_output(o.sum(x, [0, 1, 2]))
+    check(fd, [torch.randn(shape, generator=torch.Generator().manual_seed(0))])
+
+
+def test_planes_that_are_as_large_as_what_they_are_of_are_not_made() -> None:
+    """Of two pixels each: their sums would be written, and read by two kernels."""
+    with FusionDefinition() as fd:
+        o = fd.ops
+        x = fd.define_tensor([8, 640, 8192, 2], contiguity=True, dtype=DataType.Half, stride_order=[3, 0, 2, 1])
+        wide = o.cast(x, DataType.Float)
+        grouped = o.reshape(wide, [8, 32, 20, 8192, 2])
+        centred = o.sub(grouped, o.mean(grouped, [2, 3, 4], keepdim=True))
+        fd.add_output(o.cast(o.reshape(centred, [8, 640, 8192, 2]), DataType.Half), stride_order=[3, 0, 2, 1])
+        fd.add_output(o.cast(o.sum(wide, [0, 3]), DataType.Half))
+    assert forms(planned(fd)) == ["looped", "reduction"]
+
+
+@pytest.mark.parametrize("shape", [(2, 4096, 4096), (17, 1024, 4096)])
+def test_few_rows_are_walked_flat(shape: Sequence[int]) -> None:
+    """Most lanes of a tile would be behind their end."""
+    (kernel,) = planned(scaled_by_two(shape))
+    assert not isinstance(kernel.schedule.residency, Loop)
+
+
+def scaled_by_two(shape: Sequence[int]) -> FusionDefinition:
+    """By a number for each row of the dim before the last, and by one for each column."""
+    with FusionDefinition() as fd:
+        o = fd.ops
+        x = fd.define_tensor(list(shape), contiguity=True, dtype=DataType.Half)
+        of_rows, of_columns = (fd.define_tensor([n], contiguity=True) for n in shape[1:])
+        scaled = o.mul(o.cast(x, DataType.Float), o.broadcast(of_rows, [True, False, True]))
+        fd.add_output(o.cast(o.add(scaled, of_columns), DataType.Half))
+    return fd
+
+
+def test_the_tuner_has_both_walks() -> None:
+    fd = scaled_by_two((1024, 32, 512))
+    (segment,) = fd.fec.plan_for(None, None).segments
+    (kernel,) = segment.kernels
+    assert isinstance(kernel.schedule.residency, Loop)
+    found = candidates("pointwise", segment.segment, kernel.schedule, H200)
+    assert {isinstance(s.residency, Loop) for s in found} == {True, False}
