@@ -226,8 +226,8 @@ SECOND_LAUNCH = (
     "finished by a second launch, which was measured to be faster where programs are few or short of registers"
 )
 PLANES = (
-    "sums of planes, of groups and of channels are launches of their own, by which inputs are read twice: with two they "
-    "are read three times, and the gradient takes 64 us where 45 stand"
+    "sums of planes, of groups and of channels are launches of their own, by which inputs are read twice: with two "
+    "launches they are read three times, and the gradient takes 64 us where 45 stand"
 )
 NOT_YET: dict[str, tuple[int, str]] = {
     "group_norm_backward_channels_last 2x320x128x128:float16:channels_last": (4, PLANES),
