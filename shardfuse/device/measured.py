@@ -330,6 +330,8 @@ class Maps:
     fetched: int = 2
     """Values of each row from which on misaligned rows are walked so: a flat walk takes wide words, but fetches
     them for every element."""
+    deep: int = 128
+    """Rows that programs walk down from which on they do so: of fewer most of a tile's lanes may be behind the end."""
     lanes: int = 128
     walked: int = 2048
     programs: int = 32

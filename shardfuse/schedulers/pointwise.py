@@ -27,7 +27,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
 
 
 def propose(segment: Segment, device: Device) -> Schedule:
-    """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
+    """A walk down the columns where something beside whole tensors is the same along them, else a flat one."""
     space = features(segment, device)
     walked = down_the_columns(space)
     return _flat(space) if walked is None else in_turns(walked)
@@ -47,6 +47,7 @@ def space_for(space: Features, schedule: Schedule) -> Features:
 
 
 def _flat(space: Features) -> Schedule:
+    """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
     segment, device = space.segment, space.device
     streamed = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     widest = max((t.dtype.itemsize for t in streamed), default=4)
@@ -73,6 +74,8 @@ def down_the_columns(space: Features) -> Features | None:
     A flat walk fetches what channels have anew for every pixel, and what groups of channels have element by element.
     """
     loads, tuned = space.segment.loads, space.tuned.maps
+    if 2 * space.kept < tuned.walked * tuned.programs * space.device.multiprocessors:
+        return None
     beside = [t for t in loads if space.has_x(t) and not space.is_streamed(t)]
     held = frozenset[Digit]().union(*(space.atoms[t] for t in beside))
     walked, columns = (tuple(a for a in space.x if (a in held) == is_held) for is_held in (False, True))
@@ -82,8 +85,7 @@ def down_the_columns(space: Features) -> Features | None:
     if not all(map(space.is_streamed, space.segment.outputs)) or space.is_promised:
         return None
     side_by_side = extent(tuple(takewhile(lambda a: a in held, reversed(space.x))))
-    is_wide = side_by_side % (tuned.lanes // 2) == 0 and extent(walked) * tuned.lanes >= 8 * tuned.walked
-    if not is_wide or 2 * space.kept < tuned.walked * tuned.programs * space.device.multiprocessors:
+    if side_by_side % (tuned.lanes // 2) or extent(walked) < tuned.deep:
         return None
     return replace(space, x=columns, r=walked, is_inner=False)
 

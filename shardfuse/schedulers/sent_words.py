@@ -24,12 +24,6 @@ _EACH = 8
 _OF_ROWS = 32
 """Values of a row that a thread holds where rows are sent.  With half as many, 16 rows of 8192 took 6.8 us instead of
 5.7 in a CUDA graph on 2 x H200, and 2048 rows 122 instead of 113."""
-_ANOTHER_TURN = 8.0
-"""Microseconds that a program takes for another turn of its row: on 4 x H200, bfloat16, in a CUDA graph, four rows of
-8192 took 14.9 us in two turns, and one row 5.8 in one."""
-_SUMMANDS = 4
-"""Of so many ranks, at most, a thread with ``_OF_ROWS`` values adds up summands, and passes the sums on, with no more
-than 40 bytes in local memory; of 8 ranks it takes 350 with as many, and 24 with half of them (sm_90)."""
 _BY_ONE = (Factory, Statistic, Pick)
 """Ops whose programs have whole rows."""
 MOST_MEMBERS = 4
@@ -56,7 +50,8 @@ def passed_on(sent: BoundTensor, space: Features, over: ParallelType, ranks: int
     """
     send = space.kept * space.reduced * sent.dtype.itemsize
     spared = send * (ranks - 1) * (ranks - 2) / ranks
-    if ranks == 2 or space.kept < ranks or space.adds_in_pairs or spared / space.device.rates.link <= _ANOTHER_TURN:
+    is_slower = spared / space.device.rates.link <= space.tuned.collectives.another_turn
+    if ranks == 2 or space.kept < ranks or space.adds_in_pairs or is_slower:
         return None
     total = _sum_of_ranks(space.segment, ranks)
     if total is None or total.dtype is not sent.dtype or not space.is_streamed(total) or space.phase[total]:
@@ -122,7 +117,7 @@ def for_words(schedule: Schedule, space: Features, members: int, *, in_rows: boo
 
 def for_passing(schedule: Schedule, space: Features, ranks: int) -> Schedule:
     """``schedule`` for rows whose sums are passed on: registers hold summands and sums beside what is made of them."""
-    each = max(_OF_ROWS // max(space.held_at_most, 1) // (1 if ranks <= _SUMMANDS else 2), 1)
+    each = max(_OF_ROWS // max(space.held_at_most, 1) // (1 if ranks <= space.tuned.collectives.summands else 2), 1)
     return _in_warps(min(power_of_two(-(-space.reduced // (each * WARP))), WARPS_OF_ROWS), schedule, is_eager=False)
 
 

@@ -66,7 +66,7 @@ def adds_up(segment: Segment) -> bool:
     """Are all of its reductions sums, in whatever order, over the same axes of tensors that are cut alike?"""
     sums = reductions(segment)
     kinds = {(e.op.axes, e.tensors[0].domain, e.output.dtype) for e in sums if isinstance(e.op, Reduce)}
-    return len(kinds) == 1 and all(map(is_free_sum, sums))
+    return len(kinds) == 1 and all(map(_is_free_sum, sums))
 
 
 def reductions(segment: Segment) -> list[Expr]:
@@ -74,7 +74,7 @@ def reductions(segment: Segment) -> list[Expr]:
     return [e for e in segment.exprs if isinstance(e.op, Reduce) and any(e.tensors[0].axes[k] for k in e.op.axes)]
 
 
-def is_free_sum(expr: Expr) -> bool:
+def _is_free_sum(expr: Expr) -> bool:
     """Is it a sum of what a rank has, in whatever order?"""
     op = expr.op
     return is_reduction(op, "sum") and not (op.in_pairs or op.segments or op.mesh_dims)
@@ -172,21 +172,32 @@ def with_axes(tensor: BoundTensor, logical: tuple[Axis, ...]) -> BoundDomain:
 # sums of rows that are made of those of blocks
 
 _Makers = Mapping[BoundTensor, Expr]
+_Seen = tuple[Broadcast | Squeeze, tuple[Axis, ...]]
+_AsPart = Callable[[BoundTensor], _Seen | None]
+"""The view of a factor in which it is multiplied with sums, and its axes; ``None`` where these do not have it alike."""
 _MUL = Pointwise("mul")
 
 
 def from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -> list[Expr] | None:
     """The sum ``expr`` of a row as one of ``part``, the sums of blocks of ``x``; ``None`` where it is none of those.
 
-    What it adds up has to be ``x``, or what the blocks of ``x`` add up to, times what all of a block have alike; all in
-    one type, so that no product is rounded, or wraps around, that was not.  As in torch's own gradient of a group norm
-    a block's sum may be infinite where all of its products are not.
+    What it adds up has to be ``x``, or what the blocks of ``x`` add up to, times what all of a block have alike.
     """
-    if not is_free_sum(expr) or expr.partial or not expr.output.dtype is part.dtype is x.dtype:
+    return from_parts(expr, x, part, maker, lambda t: _as_blocks(t, part) if _is_alike(t, x, part) else None)
+
+
+def from_parts(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers, as_part: _AsPart) -> list[Expr] | None:
+    """The sum ``expr`` of a row as one of ``part``, sums of ``x``; ``None`` where it is none of those.
+
+    All is in one type, so that no product is rounded, or wraps around, that was not.  As in torch's own gradient of a
+    group norm a sum may be infinite where all of its products are not.
+    """
+    if not _is_free_sum(expr) or expr.partial or not expr.output.dtype is part.dtype is x.dtype:
         return None
     assert isinstance(expr.op, Reduce), expr
-    beside = quotient(expr.tensors[0], x, maker)
-    if beside is None or not all(_is_alike(t, x, part) for t in beside):
+    beside = _quotient(expr.tensors[0], x, maker)
+    views = [as_part(t) for t in beside or ()]
+    if beside is None or None in views:
         return None
     kept = tuple(axis for k, axis in enumerate(expr.tensors[0].domain.logical) if k not in expr.op.axes)
     whole = merge(*part.domain.logical)
@@ -198,21 +209,22 @@ def from_blocks(expr: Expr, x: BoundTensor, part: BoundTensor, maker: _Makers) -
     if outer != merge(*kept) or kept != expr.output.domain.logical or not is_whole:
         return None
     name, found, last = expr.output.name, list[Expr](), part
-    for k, t in enumerate(beside):
-        one = BoundTensor(f"{name}w{k}", t.dtype, with_axes(t, (*t.domain.logical[: part.ndim - 1], ())))
+    for k, (t, (view, axes)) in enumerate(zip(beside, filter(None, views), strict=True)):
+        one = BoundTensor(f"{name}w{k}", t.dtype, with_axes(t, axes))
         product = BoundTensor(f"{name}m{k}", part.dtype, part.domain)
-        found += [Expr(_as_blocks(t, part), (t,), (one,)), Expr(_MUL, (last, one), (product,))]
+        found += [Expr(view, (t,), (one,)), Expr(_MUL, (last, one), (product,))]
         last = product
     row = BoundTensor(f"{name}r", part.dtype, with_axes(part, (*kept, rest)))
     found.append(Expr(Reshape(tuple(map(extent, row.domain.logical))), (last,), (row,)))
     return [*found, replace(expr, op=Reduce("sum", (len(kept),)), inputs=(row,))]
 
 
-def _as_blocks(tensor: BoundTensor, part: BoundTensor) -> Broadcast | Squeeze:
-    """The view of ``tensor`` that has an axis of one element in place of the blocks of ``part``."""
+def _as_blocks(tensor: BoundTensor, part: BoundTensor) -> _Seen:
+    """The view of ``tensor`` that has an axis of one element in place of the blocks of ``part``, and its axes."""
+    axes = (*tensor.domain.logical[: part.ndim - 1], ())
     if tensor.ndim < part.ndim:
-        return Broadcast((*[False] * tensor.ndim, True))
-    return Squeeze(tuple(range(part.ndim, tensor.ndim)))
+        return Broadcast((*[False] * tensor.ndim, True)), axes
+    return Squeeze(tuple(range(part.ndim, tensor.ndim))), axes
 
 
 def _is_alike(tensor: BoundTensor, x: BoundTensor, part: BoundTensor) -> bool:
@@ -223,7 +235,7 @@ def _is_alike(tensor: BoundTensor, x: BoundTensor, part: BoundTensor) -> bool:
     return all(a in ((), b) for a, b in zip(own, axes, strict=True))
 
 
-def quotient(product: BoundTensor, x: BoundTensor, maker: _Makers) -> list[BoundTensor] | None:
+def _quotient(product: BoundTensor, x: BoundTensor, maker: _Makers) -> list[BoundTensor] | None:
     """The factors of ``product`` that are none of ``x``; ``None`` where ``x`` has others."""
     factors = _factors(product, maker)
     for source, _ in _factors(x, maker):

@@ -15,21 +15,21 @@ holds the rows, and reads them once (``sums_of_blocks.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from ..ir.digits import CutError, Digit, extent, merge, split
+from ..ir.digits import Axis, Digit
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Pointwise, Reduce, Reshape, Squeeze
+from ..ir.op import Reduce, Squeeze
 from .recompute import share_wide
 from .segment import Segment, in_running_order, leading_to, segment_of
 from .space import analyse
-from .sums_of_blocks import adds_up, is_free_sum, may_move, quotient, reductions, with_axes
+from .sums_of_blocks import adds_up, from_parts, may_move, reductions, with_axes
 
 Accepts = Callable[[tuple[Segment, Segment], list[Segment]], bool]
 """Are the second segments, of which the first adds up planes, as good kernels as the first two, rows and sums?"""
-_MUL = Pointwise("mul")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def _in_planes(rows: Segment, sums: Segment) -> tuple[list[Segment], dict[Expr, 
     before = leading_to(sums.exprs, [p.x for p in planes.values()])
     chain = [*dict.fromkeys((*rows.exprs, *before))]
     maker = {t: e for e in chain for t in e.outputs}
-    of_rows = {e: new for e in own for p in planes.values() if (new := _from_planes(e, p, maker)) is not None}
+    found = ((e, from_parts(e, p.x, p.part, maker, partial(_as_plane, planes=p))) for e in own for p in planes.values())
+    of_rows = {e: new for e, new in found if new is not None}
     if len(of_rows) < len(own):
         return None
     rest = [e for e in rows.exprs if e not in of_rows]
@@ -113,38 +114,12 @@ def _planes_of(expr: Expr, kept: set[Digit]) -> _Planes | None:
     return _Planes(x, axes, part, [summed, replace(expr, op=Reduce("sum", others), inputs=(part,))])
 
 
-def _from_planes(expr: Expr, planes: _Planes, maker: Mapping[BoundTensor, Expr]) -> list[Expr] | None:
-    """The sum ``expr`` of a row as one of planes; ``None`` where it is none of those.
-
-    As of blocks (``sums_of_blocks.from_blocks``): what it adds up is what planes are summed of, times what all of a
-    plane have alike, in one type.
-    """
-    x, part = planes.x, planes.part
-    if not is_free_sum(expr) or expr.partial or not expr.output.dtype is part.dtype is x.dtype:
+def _as_plane(tensor: BoundTensor, planes: _Planes) -> tuple[Squeeze, tuple[Axis, ...]] | None:
+    """The view of a factor without the axes of the planes, and its axes; ``None`` where a plane has several of it."""
+    if not _is_alike(tensor, planes):
         return None
-    assert isinstance(expr.op, Reduce), expr
-    beside = quotient(expr.tensors[0], x, maker)
-    if beside is None or not all(_is_alike(t, planes) for t in beside):
-        return None
-    kept = tuple(axis for k, axis in enumerate(expr.tensors[0].domain.logical) if k not in expr.op.axes)
-    whole = merge(*part.domain.logical)
-    try:
-        outer, rest = split(whole, extent(whole) // extent(merge(*kept)))
-    except CutError:
-        return None
-    is_whole = {d for axis in kept for d in axis}.issuperset(part.domain.mesh_digits)
-    if outer != merge(*kept) or kept != expr.output.domain.logical or not is_whole:
-        return None
-    name, found, last = expr.output.name, list[Expr](), part
-    for k, t in enumerate(beside):
-        left = tuple(axis for j, axis in enumerate(t.domain.logical) if j not in planes.axes)
-        one = BoundTensor(f"{name}w{k}", t.dtype, with_axes(t, left))
-        product = BoundTensor(f"{name}m{k}", part.dtype, part.domain)
-        found += [Expr(Squeeze(planes.axes), (t,), (one,)), Expr(_MUL, (last, one), (product,))]
-        last = product
-    row = BoundTensor(f"{name}r", part.dtype, with_axes(part, (*kept, rest)))
-    found.append(Expr(Reshape(tuple(map(extent, row.domain.logical))), (last,), (row,)))
-    return [*found, replace(expr, op=Reduce("sum", (len(kept),)), inputs=(row,))]
+    left = tuple(axis for k, axis in enumerate(tensor.domain.logical) if k not in planes.axes)
+    return Squeeze(planes.axes), left
 
 
 def _is_alike(tensor: BoundTensor, planes: _Planes) -> bool:

@@ -35,7 +35,7 @@ def _as_large(monkeypatch: pytest.MonkeyPatch) -> None:
     own = H200.measured
     groups, maps = (
         replace(own.groups, planes=0, held=1, pair_held=1),
-        replace(own.maps, lanes=16, walked=64, programs=2),
+        replace(own.maps, deep=32, lanes=16, walked=64, programs=2),
     )
     like = replace(H200, multiprocessors=4, measured=replace(own, groups=groups, maps=maps))
     monkeypatch.setattr("shardfuse.device.here.H200", like)
@@ -55,7 +55,7 @@ def test_gradients_read_their_inputs_twice(shape: Sequence[int], groups: int, dt
     fd = channels_last_gradients(shape, groups, dtype, is_last=True)
     given = drawn(shape, dtype)
     results = check(fd, arranged(given, is_last=True))
-    (n, c), *_ = (shape[:2],)
+    n, c = shape[:2]
     planes, _, rows, total = kernels(fd)
     assert forms(kernels(fd))[:3] == ["reduction", "reduction", "pointwise"]
     images = [t for t in planes.segment.inputs if t.ndim == 4]
