@@ -11,7 +11,8 @@
 5. Small independent all-reduces over the same ranks are one, and pointwise segments that wait for it one launch.  So
    are sums in pairs that wait for the same segment alone, as those of the partial sums that a kernel makes.
 6. Sums over other axes of what a kernel holds row by row are made of sums of blocks of these rows, which it stores; and
-   rows that wait for sums of such sums are held by the kernel that makes them.
+   rows that wait for sums of such sums are held by the kernel that makes them.  Where programs would walk such rows
+   twice, columns are summed first, and all other sums are made of these.
 """
 
 from __future__ import annotations
