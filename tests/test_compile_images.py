@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from compile_graphs import check, graph_of, listed
+from image_graphs import block, blocks_inputs, group_norm, images_read, numbers, run_alike, visible
 from torch._inductor import config, inductor_prims
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from shardfuse.compile import channels_last, random_op, report
-from shardfuse.compile.channels_last import is_image_in_channels_last, keep_channels_last
+from shardfuse.compile import random_op, report
+from shardfuse.compile.channels_last import keep_channels_last
 from shardfuse.compile.graph_pass import hand_over
+from shardfuse.compile.memory_orders import is_image_in_channels_last
 from shardfuse.compile.pool_op import take_pools
 from shardfuse.compile.random_op import channels_last_strides
 from shardfuse.ops.random import philox
@@ -25,53 +27,6 @@ from shardfuse.ops.random import philox
 F = torch.nn.functional
 aten = torch.ops.aten
 CLONE = aten.clone.default
-CONVOLUTION = aten.convolution.default
-
-
-def numbers(*shape: int, seed: int = 0, last: bool = False) -> torch.Tensor:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-    return x.to(memory_format=torch.channels_last) if last else x
-
-
-def group_norm(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """As on a GPU: of a contiguous image, by its groups."""
-    y = x.contiguous().reshape(len(x), groups, x.shape[1] // groups, -1)
-    var, mean = torch.var_mean(y, [2, 3], correction=0, keepdim=True)
-    return ((y - mean) * torch.rsqrt(var + 1e-5)).reshape(x.shape)
-
-
-def block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A loss, and what its backward reads."""
-    y = F.conv2d(x, w, padding=1)
-    z = F.silu(group_norm(y, 4))
-    return F.conv2d(z, v, padding=1).pow(2).mean(), z
-
-
-def visible(gm: GraphModule, *places: int) -> GraphModule:
-    """Of its results only these are the caller's."""
-    (output,) = gm.graph.find_nodes(op="output")
-    output.meta["user_visible_output_idxs"] = list(places)
-    return gm
-
-
-def run_alike(gm: GraphModule, f: Callable[..., tuple[torch.Tensor, ...]], given: list[torch.Tensor]) -> None:
-    gm.graph.lint()
-    gm.recompile()
-    torch.manual_seed(0)
-    found = listed(gm(*given))
-    torch.manual_seed(0)
-    for mine, expected in zip(found, f(*given), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=2e-5, atol=2e-5)
-
-
-def blocks_inputs(*, last: bool) -> list[torch.Tensor]:
-    return [numbers(2, 3, 6, 6, last=last), numbers(8, 3, 3, 3, last=last), numbers(8, 8, 3, 3, seed=1, last=last)]
-
-
-def images_read(gm: GraphModule) -> list[bool]:
-    """Of each convolution, is its image in channels-last?"""
-    read = [n.args[0] for n in gm.graph.find_nodes(op="call_function", target=CONVOLUTION)]
-    return [is_image_in_channels_last(n.meta["val"]) for n in read if isinstance(n, Node)]
 
 
 @pytest.mark.parametrize("take", ["none", "all"])
@@ -168,65 +123,6 @@ def test_numbers_of_an_image_follow_from_places_alone(monkeypatch: pytest.Monkey
     folded = torch.where(word < 2**31, word, 2**32 - 1 - word)
     assert torch.equal(found, folded.float() * 4.6566127342e-10)
     assert found.unique().numel() > 170
-
-
-def turned_anywhere(convolution: Node) -> bool:
-    x, w = convolution.args[:2]
-    assert isinstance(x, Node)
-    assert isinstance(w, Node)
-    return x.meta["val"].is_contiguous() and not is_image_in_channels_last(w.meta["val"])
-
-
-def large_inputs() -> list[torch.Tensor]:
-    return [numbers(2, 3, 16, 16), numbers(8, 3, 3, 3), numbers(8, 8, 3, 3, seed=1)]
-
-
-def test_contiguous_images_of_convolutions_are_turned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels_last, "_is_turned", turned_anywhere)
-    given = large_inputs()
-    gm = visible(graph_of(block, given), 0)
-    assert keep_channels_last(gm.graph, only_gpu=False) == 3, "two weights and the first image"
-    assert images_read(gm) == [True, True]
-    run_alike(gm, block, given)
-
-
-def test_the_gradient_of_a_weight_of_one_pixel_has_the_weights_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of its axes of one element say nothing, but torch compares them, and cuDNN has others than it was said."""
-
-    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = F.conv2d(x, w, padding=1)
-        z = F.conv2d(y, v)
-        once, none = [1, 1], [0, 0]
-        given = (z, y, v, None, once, none, once, False, none, 1, [False, True, False])
-        return z.pow(2).mean(), aten.convolution_backward(*given)[1]
-
-    monkeypatch.setattr(channels_last, "_is_turned", turned_anywhere)
-    given = [*large_inputs()[:2], numbers(8, 8, 1, 1)]
-    gm = graph_of(f, given)
-    assert keep_channels_last(gm.graph, only_gpu=False) == 2
-    assert images_read(gm) == [True, True]
-    run_alike(gm, f, given)
-    (output,) = gm.graph.find_nodes(op="output")
-    gradient = output.args[0][1]
-    assert gradient.target is aten.as_strided.default
-    assert gradient.args[1:] == ([8, 8, 1, 1], [8, 1, 1, 1])
-
-
-def test_what_stays_contiguous_leaves_convolutions_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = F.conv2d(x, w, padding=1)
-        y = y.reshape(2, -1).cumsum(1).reshape(y.shape)
-        return (F.conv2d(y, v, padding=1).pow(2).mean(),)
-
-    monkeypatch.setattr(channels_last, "_is_turned", turned_anywhere)
-    given = large_inputs()
-    gm = visible(graph_of(f, given), 0)
-    before = str(gm.graph)
-    assert keep_channels_last(gm.graph, only_gpu=False) == 0
-    assert str(gm.graph) == before
-    small = blocks_inputs(last=False)
-    gm = visible(graph_of(block, [numbers(1, 3, 4, 4), *small[1:]]), 0)
-    assert keep_channels_last(gm.graph, only_gpu=False) == 0, "weights are larger than images"
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(12, 4), (20, 2), (8, 8)])

@@ -185,4 +185,18 @@ BATCH_NORM_CHANNELS_LAST = replace(
     cases=tuple(f"{shape}:float16:channels_last" for shape in SHAPES),
     tiny=("2x8x3x5:float16:channels_last",),
 )
-WORKLOADS = (INSTANCE_NORM, BATCH_NORM, BATCH_NORM_CHANNELS_LAST, BATCH_NORM_INFERENCE, BATCH_NORM_BACKWARD)
+BATCH_NORM_BACKWARD_CHANNELS_LAST = replace(
+    BATCH_NORM_BACKWARD,
+    name="batch_norm_backward_channels_last",
+    title="batch_norm(x) in training, channels-last: dx, dw, db",
+    cases=tuple(f"{shape}:float16:channels_last" for shape in SHAPES),
+    tiny=("2x8x3x5:float16:channels_last",),
+)
+WORKLOADS = (
+    INSTANCE_NORM,
+    BATCH_NORM,
+    BATCH_NORM_CHANNELS_LAST,
+    BATCH_NORM_INFERENCE,
+    BATCH_NORM_BACKWARD,
+    BATCH_NORM_BACKWARD_CHANNELS_LAST,
+)

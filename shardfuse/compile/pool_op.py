@@ -37,8 +37,8 @@ from torch.fx import Graph, Node
 
 from ..device.region_costs import HOST_US, LEAST_US, POOL_GAIN_US, POOL_GRADIENT_GAIN_US
 from ..executor.written_kernels import has_kernels
-from .channels_last import is_image_in_channels_last
 from .kernel_files import launcher_of
+from .memory_orders import is_image_in_channels_last
 from .random_op import channels_last_strides
 from .region_op import define_op
 from .translation import known, tensor_of

@@ -75,7 +75,7 @@ def register() -> None:
 
 def lower_as(op: torch._ops.OpOverload, kernel: type[ir.FallbackKernel]) -> None:
     """``op``, whose results are laid out as its fake implementation says, by ``kernel``."""
-    lowering.make_fallback(op, lowering.constrain_to_fx_strides, warn=False)
+    lowering.make_fallback(op, as_the_graph_says, warn=False)
 
     def lower(*arguments: Any) -> list[Any]:
         outputs: Any = kernel.create(op, *arguments)
@@ -84,6 +84,23 @@ def lower_as(op: torch._ops.OpOverload, kernel: type[ir.FallbackKernel]) -> None
         return [ir.TensorBox.create(output) for output in outputs]
 
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
+
+
+def as_the_graph_says(node: torch.fx.Node, *arguments: Any) -> tuple[Any, dict[str, Any]]:
+    """``arguments``, whose tensors, also those of a list, get the order in memory for which a region was planned.
+
+    Inductor's own ``constrain_to_fx_strides`` passes lists by, in torch 2.11.
+    """
+
+    def constrained(given: Any, said: Any) -> Any:
+        if isinstance(given, list | tuple):
+            return [constrained(*pair) for pair in zip(given, said, strict=True)]
+        if not isinstance(given, ir.TensorBox):
+            return given
+        order = ir.get_stride_order(said.meta["val"].stride(), V.graph.sizevars.shape_env)
+        return ir.ExternKernel.require_stride_order(given, order)
+
+    return tuple(constrained(*pair) for pair in zip(arguments, node.args, strict=True)), {}
 
 
 def _write_call(node: RegionKernel, wrapper: Any) -> None:

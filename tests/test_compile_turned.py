@@ -1,0 +1,159 @@
+"""Convolutions of contiguous images get channels-last before regions are planned, and who asks for more gets a copy."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from compile_graphs import graph_of
+from image_graphs import block, blocks_inputs, images_read, numbers, run_alike, visible
+from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import run_and_get_code
+from torch.fx import GraphModule, Node
+
+from shardfuse.compile import graph_pass, turned_convolutions
+from shardfuse.compile.channels_last import keep_channels_last
+
+F = torch.nn.functional
+aten = torch.ops.aten
+GIVEN_BACK = torch.ops.prims.inductor_force_stride_order.default
+
+
+@pytest.fixture
+def by_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turned_convolutions, "inductor_turns", lambda graph: False)
+    monkeypatch.setattr(turned_convolutions, "cudnn_turns", lambda convolution: True)
+
+
+@pytest.fixture
+def by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turned_convolutions, "inductor_turns", lambda graph: True)
+
+
+def large_inputs() -> list[torch.Tensor]:
+    return [numbers(2, 3, 16, 16), numbers(8, 3, 3, 3), numbers(8, 8, 3, 3, seed=1)]
+
+
+def given_back(gm: GraphModule) -> list[object]:
+    """Of what a copy in the order that it had is made: its node's target."""
+    sources = [n.args[0] for n in gm.graph.find_nodes(op="call_function", target=GIVEN_BACK)]
+    return [n.target for n in sources if isinstance(n, Node)]
+
+
+@pytest.mark.usefixtures("by_cudnn")
+def test_contiguous_images_of_convolutions_are_turned_once() -> None:
+    given = large_inputs()
+    gm = visible(graph_of(block, given), 0)
+    assert keep_channels_last(gm.graph, only_gpu=False) == 3, "two weights and the first image"
+    assert images_read(gm) == [True, True]
+    run_alike(gm, block, given)
+
+
+@pytest.mark.usefixtures("by_cudnn")
+def test_the_gradient_of_a_weight_of_one_pixel_has_the_weights_strides() -> None:
+    """Those of its axes of one element say nothing, but torch compares them, and cuDNN has others than it was said."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w, padding=1)
+        z = F.conv2d(y, v)
+        once, none = [1, 1], [0, 0]
+        given = (z, y, v, None, once, none, once, False, none, 1, [False, True, False])
+        return z.pow(2).mean(), aten.convolution_backward(*given)[1]
+
+    given = [*large_inputs()[:2], numbers(8, 8, 1, 1)]
+    gm = graph_of(f, given)
+    assert keep_channels_last(gm.graph, only_gpu=False) == 2
+    assert images_read(gm) == [True, True]
+    run_alike(gm, f, given)
+    (output,) = gm.graph.find_nodes(op="output")
+    gradient = output.args[0][1]
+    assert gradient.target is aten.as_strided.default
+    assert gradient.args[1:] == ([8, 8, 1, 1], [8, 1, 1, 1])
+
+
+@pytest.mark.usefixtures("by_cudnn")
+def test_what_needs_more_copies_than_cudnn_makes_stays_contiguous() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w, padding=1)
+        y = y.reshape(2, -1).cumsum(1).reshape(y.shape)
+        return (F.conv2d(y, v, padding=1, stride=4).pow(2).mean(),)
+
+    gm = visible(graph_of(f, large_inputs()), 0)
+    before = str(gm.graph)
+    assert keep_channels_last(gm.graph, only_gpu=False) == 0
+    assert str(gm.graph) == before
+    small = blocks_inputs(last=False)
+    gm = visible(graph_of(block, [numbers(1, 3, 4, 4), *small[1:]]), 0)
+    assert keep_channels_last(gm.graph, only_gpu=False) == 0, "weights are larger than images"
+
+
+@pytest.mark.usefixtures("by_inductor")
+def test_who_asks_for_the_order_that_it_had_gets_a_copy() -> None:
+    """``cumsum`` reads a matrix of the image's rows, and the caller gets the second image."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w, padding=1)
+        z = torch.relu(F.conv2d(torch.relu(y), v, padding=1))
+        return y.reshape(2, -1).cumsum(1), z, z.mean((2, 3))
+
+    given = large_inputs()
+    gm = graph_of(f, given)
+    assert keep_channels_last(gm.graph, only_gpu=False) == 3
+    assert images_read(gm) == [True, True]
+    assert given_back(gm) == [aten.convolution.default, aten.relu.default]
+    (output,) = gm.graph.find_nodes(op="output")
+    assert [n.meta["val"].stride() for n in output.args[0]] == [(2048, 1), (2048, 256, 16, 1), (8, 1)]
+    run_alike(gm, f, given)
+
+
+@pytest.mark.usefixtures("by_inductor")
+def test_pools_and_other_ops_that_inductor_writes_follow() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w, padding=1)
+        pooled, offsets = torch.ops.prims._low_memory_max_pool_with_offsets(y, [3, 3], [2, 2], [1, 1], [1, 1], False)
+        z = F.interpolate(F.avg_pool2d(F.conv2d(pooled, v, padding=1), 2), scale_factor=2.0)
+        return z.pow(2).mean(), offsets.sum()
+
+    given = large_inputs()
+    gm = visible(graph_of(f, given), 0, 1)
+    assert keep_channels_last(gm.graph, only_gpu=False) == 3
+    assert images_read(gm) == [True, True]
+    assert not given_back(gm)
+    run_alike(gm, f, given)
+
+
+@pytest.mark.parametrize(("prefix", "inference"), [("primals", False), ("arg", True)])
+def test_inductor_is_asked_as_it_will_ask_itself(
+    monkeypatch: pytest.MonkeyPatch, prefix: str, *, inference: bool
+) -> None:
+    asked: list[bool] = []
+
+    def decide(module: GraphModule, *, is_inference: bool) -> bool:
+        asked.append(is_inference)
+        return False
+
+    monkeypatch.setattr(GraphLowering, "decide_layout_opt", staticmethod(decide))
+    gm = graph_of(block, large_inputs())
+    for n in gm.graph.find_nodes(op="placeholder"):
+        n.name = f"{prefix}_{n.name}"
+    assert not turned_convolutions.inductor_turns(gm.graph)
+    assert asked == [inference]
+
+
+def test_a_region_reads_the_order_for_which_it_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Inductor makes of the convolution before it."""
+    monkeypatch.setattr(graph_pass, "keep_channels_last", lambda graph, only_gpu: 0)
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, w, padding=1)
+        var, mean = torch.var_mean(y, [0, 2, 3], correction=0, keepdim=True)
+        return F.relu((y - mean) * torch.rsqrt(var + 1e-5))
+
+    given = [numbers(2, 3, 16, 16), numbers(8, 3, 3, 3)]
+    with torch.no_grad():
+        run = torch.compile(f, backend="shardfuse", options={"shardfuse.take": "all"})
+        found, (code,) = run_and_get_code(run, *given)
+    torch.testing.assert_close(found, f(*given), rtol=1e-4, atol=1e-4)
+    (read,) = re.findall(r"region_\w+\.run\((\w+)", code)
+    assert f"{read} = empty_strided_cpu((2, 8, 16, 16), (2048, 256, 16, 1), torch.float32)" in code
