@@ -149,6 +149,18 @@ def test_statistics_of_a_channel(tmp_path: Path, schedule: Schedule, shape: list
         close(found, wanted)
 
 
+@pytest.mark.parametrize("accumulated", [1, 4])
+@pytest.mark.parametrize(("channels", "columns"), [(12, 6), (20, 7), (9, 3)])
+def test_channels_in_tiles_of_equally_many(tmp_path: Path, channels: int, columns: int, accumulated: int) -> None:
+    """Lanes without a column of their own, in each tile, and in the last one more of them."""
+    segment, x = layer_norm([3, channels, 5, 8], [0, 2, 3])
+    data = (values(3, channels, 5, 8) + 3).contiguous(memory_format=torch.channels_last)
+    schedule = by(Schedule(Tile(8, 16, columns), Loop(accumulated)), 4)
+    team = Team(segment, {x: data}, tmp_path, schedule, -(-channels // columns))
+    for found, wanted in zip(team.settle(1), layer_norm_of(data, [0, 2, 3]), strict=True):
+        close(found, wanted)
+
+
 @pytest.mark.parametrize("schedule", [UNROLLED, LOOPED, FOLDED])
 @pytest.mark.parametrize("space", [(8, 32), (6, 6), (5, 7)])
 def test_weights_along_channels(tmp_path: Path, schedule: Schedule, space: tuple[int, int]) -> None:
