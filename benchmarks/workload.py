@@ -208,21 +208,18 @@ class Compared:
 class Workload(Compared):
     """A fusion, and what it is compared with.
 
-    bind: the inputs as the fusion takes them, views of them.  join: the fusion's outputs as ``eager`` gives them, which
-    is timed with the fusion.
+    bind: the inputs as the fusion takes them, views of them.
     """
 
     fusion: Callable[[Case], FusionDefinition]
     bind: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = _as_given
-    join: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = _as_given
 
     def own(self, case: Case, inputs: Sequence[torch.Tensor]) -> Own:
-        """With what is needed to have the result: halves are joined."""
         fd = self.fusion(case)
 
         def prepare() -> Run:
             bound = self.bind(inputs)
-            return lambda: self.join(fd.execute(bound))
+            return lambda: fd.execute(bound)
 
         return Own({OWN: prepare}, fd)
 

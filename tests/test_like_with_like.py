@@ -256,12 +256,11 @@ def test_torch_is_asked_for_the_memory_format(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_joining_halves_is_timed() -> None:
-    """What gives the result, not what gives its halves, is what runs."""
-    workload, case = WORKLOADS["rope_halves"], Case.parse("2x3x2x8")
-    measured = suite._Measured(workload, case, [], CPU)
-    (made,) = measured.runs["shardfuse"]()
-    assert made.shape == case.shape
-    assert [t.shape[-1] for t in suite._Measured(WORKLOADS["rope_apart"], case, [], CPU).runs["shardfuse"]()] == [4, 4]
+    """The fusion joins them, as its peers do; those of ``rope_apart`` leave them apart."""
+    case = Case.parse("2x3x2x8")
+    for name, widths in (("rope_halves", [8]), ("rope_apart", [4, 4])):
+        measured = suite._Measured(WORKLOADS[name], case, ["eager"], CPU)
+        assert [[t.shape[-1] for t in run()] for run in measured.runs.values()] == [widths, widths]
 
 
 SPOILT = {

@@ -89,23 +89,29 @@ def _rotated(fd: FusionDefinition, case: Case, given: Sequence[TensorView]) -> l
     return [fd.ops.cast(t, dtype=case.data_type) for t in turned]
 
 
-# the same on halves that come as views and go apart
+# the same on halves that come as views, joined by the fusion, or go apart
 
 
 def _halves(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [*inputs[0].chunk(2, -1), *inputs[1:]]
 
 
-def _joined(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.cat(tuple(outputs), -1)]
+def _define_halves(fd: FusionDefinition, case: Case) -> list[TensorView]:
+    """The halves, and the angles."""
+    half = case.columns // 2
+    halves = [fd.define_tensor([-1, -1, -1, half], dtype=case.data_type) for _ in range(2)]
+    return [*halves, *(define(fd, [-1, half], case.dtype) for _ in range(2))]
 
 
 def _rope_halves_fusion(case: Case) -> FusionDefinition:
-    half = case.columns // 2
     with FusionDefinition() as fd:
-        halves = [fd.define_tensor([-1, -1, -1, half], dtype=case.data_type) for _ in range(2)]
-        angles = [define(fd, [-1, half], case.dtype) for _ in range(2)]
-        for t in _rotated(fd, case, [*halves, *angles]):
+        fd.add_output(fd.ops.cat(_rotated(fd, case, _define_halves(fd, case)), -1))
+    return fd
+
+
+def _rope_apart_fusion(case: Case) -> FusionDefinition:
+    with FusionDefinition() as fd:
+        for t in _rotated(fd, case, _define_halves(fd, case)):
             fd.add_output(t)
     return fd
 
@@ -217,16 +223,15 @@ ROPE = Workload(
 ROPE_HALVES = replace(
     ROPE,
     name="rope_halves",
-    title="rotary embedding of two halves, joined by torch.cat",
+    title="rotary embedding of two halves that come as views, joined by the fusion",
     fusion=_rope_halves_fusion,
     bind=_halves,
-    join=_joined,
 )
 ROPE_APART = replace(
     ROPE,
     name="rope_apart",
     title="rotary embedding of two halves, which every implementation leaves apart",
-    fusion=_rope_halves_fusion,
+    fusion=_rope_apart_fusion,
     eager=_rope_apart,
     reference=_rope_apart,
     bind=_halves,

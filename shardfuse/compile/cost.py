@@ -13,6 +13,7 @@ import torch
 
 from ..device.region_costs import (
     BYTES_PER_US,
+    COLUMN_GROUP_PROGRAMS,
     COLUMN_GROUP_SHARE,
     GROUP_BESIDE_SHARE,
     GROUP_SHARE,
@@ -28,7 +29,7 @@ from ..device.region_costs import (
     TURNED_SHARE,
     UNCONFIRMED_SHARE,
 )
-from ..frontend.explain import Explanation
+from ..frontend.explain import Explanation, SegmentExplanation
 from .aten_reductions import scattered_axes
 from .inductor_cost import beside, computed_by, drawn_in_blocks, inductor_us, is_drawn, is_grouped, kernel_of
 from .region_border import border_bytes
@@ -84,7 +85,7 @@ def _ours(plan: Explanation, region: Region) -> float:
         if s.scheduler in ("no_op", "communication"):
             continue
         launches += max(len(s.kernels), 1)
-        share = _share(s.scheduler, region)
+        share = _share(s, region)
         if s.scheduler == "looped" and 10 * s.bytes < 9 * plan.bytes:
             share = share if _is_in_two_steps(region) else UNCONFIRMED_SHARE
         total += s.bytes / (BYTES_PER_US * share)
@@ -100,9 +101,21 @@ def _ours(plan: Explanation, region: Region) -> float:
     return launches * KERNEL_US + max(total, computed)
 
 
-def _share(scheduler: str, region: Region) -> float:
-    share = _share_by_rows(scheduler, region)
+def _share(segment: SegmentExplanation, region: Region) -> float:
+    share = _share_by_rows(segment.scheduler, region)
+    if share == COLUMN_GROUP_SHARE:
+        share *= _used(segment, kernel_of(region.reductions[0]).kept)
     return min(share, TURNED_SHARE) if _is_turned(region) else share
+
+
+def _used(segment: SegmentExplanation, kept: int) -> float:
+    """Of the machine, by groups that share tiles of columns: programs for which no tile is left do nothing, and those
+    of a tile that is part empty little."""
+    schedule = segment.schedules[0][0]
+    tiles = schedule.blocks(kept)
+    columns = schedule.columns or schedule.kept
+    filled = kept / (tiles * columns) if tiles > 1 else 1.0
+    return filled * min(schedule.grid(tiles) / COLUMN_GROUP_PROGRAMS, 1.0)
 
 
 def _is_turned(region: Region) -> bool:
