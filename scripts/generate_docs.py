@@ -49,10 +49,15 @@ Python's and NumPy's scalars are operands, in the type that the op computes in:
 
 | number | what happens |
 |---|---|
-| a float beyond the type | infinite |
+| a float or an integer beyond a float type | infinite; in a type without infinities what torch's cast gives |
 | a negative number in an unsigned type | wraps |
-| any other integer that the type does not hold | `OperandError` |
+| any other integer that an integer type does not hold | `OperandError` |
+| an integer of more than 64 bits | `OperandError`, `InputError` |
 | what `iota` counts to | wraps |
+
+`Float8_e4m3fn` and `Float8_e8m0fnu` have no infinities. torch's cast to the first gives its largest number, so that
+`full_like(x, 1e9)` is 448 (NaN before torch 2.13), and an infinity in the second is NaN. What `max` and `min` give of
+no elements, infinite in other types, is the last of these types' numbers.
 
 A constant is refused when the op is recorded; a scalar input, a size, and what is computed from them, in the call,
 before anything is written. Under `torch.compile` all such integers wrap, as they do in eager torch.
@@ -83,6 +88,11 @@ rank reads from a tensor of its own gives each rank numbers of its own ([replica
 
 A `dropout` multiplies by the mask, as torch does: a NaN, or an infinity, that is dropped is NaN.
 
+Numbers that are no distribution's are an `OperandError`, as in torch: bounds of a `uniform` that are NaN, infinite, or
+beyond its type, a `minval` above `maxval`, a range that the type does not hold, and a `std` of a `normal` that is
+negative or NaN. That is looked at in constants alone: scalars of a call are computed with as they are, and what is
+drawn by such means nothing.
+
 ## Dims
 
 | `dims` of a reduction | over |
@@ -111,7 +121,7 @@ NaN, infinities and signs of zero come out as torch has them. These are the exce
 gives one result on a CPU and another on a GPU, or depends on the number of elements:
 
 - which zero `maximum`, `minimum`, `clamp`, `max`, `min`, `amax` and `amin` give of zeros of both signs, and the sign of
-  a zero that is a sum or a mean of such;
+  a zero that is a sum or a mean of such; which zero `gelu` gives of -0.0;
 - floats cast to integers that do not hold them, NaN among them: whatever the device makes of it;
 - integers divided by 0 in `trunc_div`, `floor_div`, `mod`, `fmod` and `remainder`: an error of torch's on a CPU, some
   number on a GPU; the smallest integer divided by -1 likewise;
@@ -128,6 +138,7 @@ gives one result on a CPU and another on a GPU, or depends on the number of elem
   CPU rounds it to the narrow type first: 0 of Half times 2**40 is 0, but NaN of torch on a CPU, as it is infinite in
   Half;
 - `pow` of integers by a negative number is the whole part of the quotient (1, -1 or 0; 0 of 0), where torch raises;
+- `sub` of a Bool and another type takes the Bool for 0 or 1, where torch raises; of two Bools it is refused, as there;
 - `imag` of a real tensor is zeros, where torch raises; `any` and `all` of UInt8 are Bool, where torch has uint8;
 - `erfcinv` of less than 1e-7 is what it should be, where torch, which has `erfinv(1 - x)`, gives infinity;
 - shifts by less than 0 or by the type's bits and more are what torch's `bitwise_left_shift` and `bitwise_right_shift`

@@ -76,7 +76,7 @@ ADVICE = {
     "ModuleArgumentError": "Correct the argument of the constructor; the message says what it takes.",
     "ModuleInputError": "Compare the tensor's last axis and dtype with the module. On a mesh the module takes this rank's part; for shards "
     "that differ in size pass `unsharded=`.",
-    "NoPlanError": "Run the fusion once, or pass `inputs=` or `sizes=` to `explain`.",
+    "NoPlanError": "Run the fusion once, or pass `inputs=` or `sizes=` to `explain`: `inputs=` where sizes depend on a scalar.",
     "NoReproError": "Call `fd.execute(inputs, save_repro_inputs=True)` first.",
     "NoStoreError": "Another program has the port: choose another `MASTER_PORT` for all ranks.",
     "NonFiniteNormError": "Skip the step, or look for the first loss that is not finite; `torch.autograd.set_detect_anomaly` names the op.",

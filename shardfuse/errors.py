@@ -259,15 +259,22 @@ class NoPlanError(ShardfuseError):
     """``explain`` or ``last_trace`` was asked about a fusion whose sizes are not known.
 
     ``rank``: this one, where it is on no mesh of the fusion and so was not told the sizes of a run.
+    ``numbers``: the scalar inputs that sizes depend on.
     """
 
     def __init__(
-        self, function: str = "explain", taken: str = ", or pass inputs=[...] or sizes={...}", rank: int | None = None
-    ) -> None:
-        remedy = f"execute the fusion first{taken}"
+        self, function: str = "explain", taken: str = ", or pass inputs=[...] or sizes={...}", rank: int | None = None,
+        numbers: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        remedy, given = f"execute the fusion first{taken}", "sizes={...}"
+        if numbers:
+            remedy = (
+                f"they depend on the value of {' and of '.join(numbers)}: pass inputs=[...] in place of sizes={{...}}"
+            )
+            remedy, given = f"{remedy}, or execute the fusion first and pass neither", "inputs=[...] and sizes={...}"
         if rank is not None:
             remedy = f"rank {rank}, which is on no mesh of the fusion, was told none and ran nothing; "
-            remedy += "pass sizes={...} here or in the call, or ask a rank of these meshes"
+            remedy += f"pass {given} here or in the call, or ask a rank of these meshes"
         super().__init__(f"{function}() needs sizes: {remedy}")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from test_definition import CLASHES, Define, unary, values
@@ -273,3 +275,50 @@ def test_what_is_no_list_of_arguments() -> None:
             run(cast(Any, found))
     with pytest.raises(NoPlanError):
         fd.explain(sizes={})
+
+
+@pytest.mark.parametrize("number", [0, 1.5, True, 2j, np.float32(3), np.int64(4), np.float64(0)])
+def test_pythons_comparisons_with_numbers_are_refused(number: complex) -> None:
+    """They would be False, and a condition of it constant."""
+    with FusionDefinition() as fd:
+        x, n = fd.define_tensor([4]), fd.define_scalar(dtype=DataType.Int)
+        for v in (x, n, fd.ops.neg(x), fd.ops.add(n, 1), fd.define_scalar(3)):
+            for op, sign, compare in (("eq", "==", operator.eq), ("ne", "!=", operator.ne)):
+                message = rf"^\w+ {sign} .*, expected fd.ops.{op}\(\w+, .*\), as fd.ops.where takes it for a condition"
+                with pytest.raises(DefinitionError, match=message):
+                    compare(v, number)
+                if not isinstance(number, np.generic):  # which make an array of the other operand
+                    with pytest.raises(DefinitionError, match=message):
+                        compare(number, v)
+        fd.add_output(fd.ops.where(fd.ops.eq(x, number), 1.0, x))
+
+
+def test_a_tensor_or_scalar_is_no_condition() -> None:
+    with FusionDefinition() as fd:
+        x, n = fd.define_tensor([4]), fd.define_scalar(dtype=DataType.Int)
+        for v in (x, n, fd.ops.gt(x, 0.0), fd.define_scalar(True)):
+            message = (
+                r"^bool\(\w+\): found a condition on what only a run knows, expected fd.ops.where\(condition, a, b\)"
+            )
+            for ask in (bool, operator.not_, lambda v: v or 1, lambda v: 1 if v else 2):
+                with pytest.raises(DefinitionError, match=message):
+                    ask(v)
+        fd.add_output(x)
+
+
+def test_tensors_and_scalars_are_equal_to_themselves_alone() -> None:
+    with FusionDefinition() as fd:
+        x, y = fd.define_tensor([4]), fd.define_tensor([4])
+        n, m = (fd.define_scalar(dtype=DataType.Int) for _ in range(2))
+        fd.add_output(fd.ops.add(x, y))
+    equal, unequal = operator.eq, operator.ne
+    for a, b in ((x, y), (n, m), (x, n)):
+        assert equal(a, a)
+        assert not unequal(a, a)
+        for other in (b, None, "T0", (), object()):
+            assert unequal(a, other)
+            assert not equal(a, other)
+        assert {a: 1, b: 2}[a] == 1
+        assert a in [b, a]
+        assert a not in [b, None]
+        assert [b, a].index(a) == 1

@@ -43,6 +43,27 @@ def test_reductions_have_their_identity(extent: int, sign: int, dtype: torch.dty
         run_ranks(size, run)
 
 
+@pytest.mark.parametrize("op", ["max", "min", "amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu])
+def test_an_extreme_of_narrow_floats_has_its_identity(dtype: torch.dtype, op: str) -> None:
+    """Of a type without infinities it is the last of its numbers, also beside that number itself, and beside NaN."""
+    limits = torch.finfo(dtype)
+    x = torch.tensor([[1.0, limits.max, limits.min, torch.nan, 2.0]]).to(dtype)
+
+    def run(rank: int, size: int) -> torch.Tensor:
+        with FusionDefinition(backend="torch") as fd:
+            t = fd.define_tensor([1, 5], dtype=DataType.from_torch(dtype))
+            fd.add_output(getattr(fd.ops, op)(t, [0]))
+            t.set_device_mesh(DeviceMesh(range(size)))
+            t.outer_split(0, size, uneven=True)
+            t.axis(0).parallelize(X)
+        return fd.execute([x[rank:]])[0]
+
+    for found in run_ranks(2, run):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), x[0].float(), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("extent", [2, 3, 5, 17])
 def test_variance_on_a_mesh_of_four_by_four(extent: int) -> None:
     """A rank beyond the end has 0 elements, not fewer: 5 are 2, 2, 1 and none, which the next dimension cuts again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.errors import NoPlanError
 from shardfuse.executor.steps import Call, Start
 from shardfuse.executor.storage import freed
+from shardfuse.ir.scalar import Scalar
+from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import ParallelType
 from shardfuse.passes import PASSES
 
@@ -149,6 +152,42 @@ def test_sizes_are_needed() -> None:
     fd.execute(inputs)
     assert fd.explain() == by_sizes
     assert fd.explain(sizes={x: (4, 16), w: (16,)}).bytes < by_sizes.bytes
+
+
+BY_A_NUMBER: dict[str, Callable[[FusionDefinition, Scalar, TensorView], TensorView]] = {
+    "pad": lambda fd, n, x: fd.ops.pad(x, [n, 0]),
+    "slice": lambda fd, n, x: fd.ops.slice(x, [0, fd.ops.sub(n, 2)], [4, 3]),
+    "topk": lambda fd, n, x: fd.ops.topk(x, n, 0)[0],
+    "full": lambda fd, n, x: fd.ops.full([n, 3], 1.0, DataType.Float),
+    "iota": lambda fd, n, x: fd.ops.iota(n, dtype=DataType.Float),
+    "reshape": lambda fd, n, x: fd.ops.reshape(x, [n, -1]),
+    "expand": lambda fd, n, x: fd.ops.expand(fd.ops.unsqueeze(x, 0), [n, -1, -1]),
+}
+
+
+@pytest.mark.parametrize("rows", [4, -1])
+@pytest.mark.parametrize("name", BY_A_NUMBER)
+def test_a_number_that_sizes_depend_on_is_needed(name: str, rows: int) -> None:
+    """What ran is explained; what has not, and sizes alone, which leave the number out, is one error that names it."""
+    with FusionDefinition() as fd:
+        n, x = fd.define_scalar(dtype=DataType.Int), fd.define_tensor([rows, 3])
+        fd.add_output(BY_A_NUMBER[name](fd, n, x))
+    sentence = r"^explain\(\) needs sizes: they depend on the value of S0: pass inputs=\[...\] in place of sizes"
+    for sizes in (None, {}, {x: (4, 3)}):
+        with pytest.raises(NoPlanError, match=sentence):
+            fd.explain(sizes=sizes)
+    inputs = [2, torch.ones(4, 3)]
+    fd.execute(inputs)
+    by_inputs, last = fd.explain(inputs), fd.explain()
+    assert last == by_inputs
+    assert str(last)
+    longer = [3 if name != "reshape" else 4, torch.ones(4, 3)]
+    (found,) = fd.execute(longer)
+    assert fd.explain() == fd.explain(longer)
+    for sizes in ({}, {x: (4, 3)}):
+        with pytest.raises(NoPlanError, match=sentence):
+            fd.explain(sizes=sizes)
+    assert found.numel()
 
 
 def explained_beside_the_mesh() -> str:

@@ -57,7 +57,9 @@ def check(
         sizes[heads_dim] = key_heads
         activations["key"] = here.sample(at, sizes, dtype, 2)
     length = shape[3 - heads_dim]
-    cos, sin = module.tables(torch.arange(length, device=here.device) if positions is None else positions)
+    table_dtype = torch.float64 if dtype == torch.float64 and not tables else torch.float32
+    places = torch.arange(length, device=here.device) if positions is None else positions
+    cos, sin = module.tables(places, table_dtype)
     given = {} if positions is None else {"positions": positions}
     if tables:
         layout = (lambda t: t.repeat_interleave(2, -1)) if module.interleaved else (lambda t: torch.cat((t, t), -1))
@@ -96,6 +98,30 @@ def test_plain(name: str) -> None:
         check(ONE, [R], dtype, **PLAIN[name])
 
 
+@pytest.mark.parametrize("packed", [None, (2, 1)])
+def test_angles_of_float64_are_computed_in_float64(packed: tuple[int, int] | None) -> None:
+    """float32's angle at position 100,000 is off by thousandths."""
+    places = torch.tensor([0, 3, 100_000, 5])
+    angles = places.double()[:, None] * 10_000.0 ** -(torch.arange(0, 8, 2).double() / 8)
+    module, x = RotaryEmbedding(8, packed=packed), leaf(torch.randn(1, 4, 4, 8, dtype=torch.float64))
+    by_head = x if packed is None else x.transpose(1, 2)  # what is packed has the sequence before the heads
+    wanted = turned(by_head, angles.cos(), angles.sin(), False)
+    if packed is None:
+        found = module(x, positions=places)
+    else:
+        query, key, _ = module(x.flatten(2), positions=places)
+        found, wanted = torch.cat((query, key), 1), wanted[:, :3]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+    upstream = torch.randn(found.shape, dtype=torch.float64)
+    own, right = (torch.autograd.grad(t, x, upstream)[0] for t in (found, wanted))
+    torch.testing.assert_close(own, right, rtol=0, atol=1e-10)
+    again = module.tables(places, torch.float64)
+    torch.testing.assert_close(again, (angles.cos(), angles.sin()), rtol=0, atol=1e-10)
+    assert module.tables(places)[0].dtype == torch.float32
+    with pytest.raises(ModuleInputError, match=r"dtype .*torch\.float16, expected torch\.float32 or torch\.float64"):
+        module.tables(places, torch.float16)
+
+
 def test_on_ranks() -> None:
     cases = {
         "batch": partial(check, at=[S0]),
@@ -125,7 +151,7 @@ def test_ranks_with_one_position_or_sample_beside_others() -> None:
         elif table_batch > 1:
             own = here.mesh.shard_tensor(positions, 0)
         cut = here.mesh.shard_tensor(query, dim)
-        for named in ({"positions": own}, dict(zip(("cos", "sin"), module.tables(own), strict=True))):
+        for named in ({"positions": own}, dict(zip(("cos", "sin"), module.tables(own, query.dtype), strict=True))):
             found = module(cut, **named, unsharded=query.shape)
             assert_beside(found, here.mesh.shard_tensor(wanted, dim))
 
@@ -225,7 +251,7 @@ def test_packed_heads(
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(2, 5, (heads + 2 * keys) * 16, generator=generator, dtype=torch.float64).to(dtype)
     x = x if batch_first else x.transpose(0, 1).contiguous()
-    cos, sin = module.tables(positions)
+    cos, sin = module.tables(positions, torch.float64 if dtype == torch.float64 else torch.float32)
     found, wanted = x.clone().requires_grad_(), x.clone().requires_grad_()
     results = module(found, cos=cos, sin=sin)
     by_batch = wanted if batch_first else wanted.transpose(0, 1)

@@ -141,6 +141,47 @@ def test_what_cannot_be_drawn() -> None:
             fd.ops.normal(0.0, 1.0, shape=[4], rng_seed=3)
 
 
+BEYOND = {
+    "uniform": [
+        (math.nan, 1.0, DataType.Float, "minval is nan, expected a finite number that Float holds"),
+        (0.0, math.inf, DataType.Double, "maxval is inf, expected a finite number that Double holds"),
+        (0, 70_000, DataType.Half, "maxval is 70000, expected a finite number that Half holds"),
+        (2, 1.5, DataType.Float, "minval is 2, expected a number that is not above maxval, 1.5"),
+        (np.float32(2), 1, DataType.BFloat16, "minval is 2.0, expected a number that is not above maxval, 1"),
+        (-40_000, 40_000, DataType.Half, "maxval is 40000, expected one above minval, -40000, by 65504.0 at most"),
+        (-3e38, 3e38, DataType.Float, r"maxval is 3e\+38, expected one above minval, -3e\+38, by 3.40"),
+        (-1e308, 1e308, DataType.Double, r"maxval is 1e\+308, expected one above minval"),
+    ],
+    "normal": [
+        (0.0, -1, DataType.Float, "std is -1, expected a number of 0 or more"),
+        (0.0, math.nan, DataType.Half, "std is nan, expected a number of 0 or more"),
+    ],
+}
+
+
+@pytest.mark.parametrize("op", BEYOND)
+def test_numbers_that_are_no_distributions_are_refused(op: str) -> None:
+    with FusionDefinition() as fd:
+        for first, second, dtype, said in BEYOND[op]:
+            with pytest.raises(OperandError, match=f"^ops.{op}: {said}"):
+                getattr(fd.ops, op)(first, second, [4], dtype=dtype)
+
+
+def test_distributions_of_one_number_and_of_all_that_a_type_holds() -> None:
+    with FusionDefinition(backend="torch") as fd:
+        fd.add_output(fd.ops.uniform(1.5, 1.5, [100]))
+        fd.add_output(fd.ops.normal(-2.0, 0, [100]))
+        fd.add_output(fd.ops.uniform(-32752, 32752, [100], dtype=DataType.Half))
+        fd.add_output(fd.ops.uniform(0.0, torch.finfo(torch.float32).max, [100]))
+    same, mean, half, wide = fd.execute([])
+    assert same.eq(1.5).all()
+    assert mean.eq(-2.0).all()
+    for drawn, ends in ((half, (-32752, 32752)), (wide, (0.0, torch.finfo(torch.float32).max))):
+        assert drawn.isfinite().all()
+        assert drawn.min().item() < ends[0] + 0.2 * (ends[1] - ends[0])
+        assert drawn.max().item() > ends[0] + 0.8 * (ends[1] - ends[0])
+
+
 # --- keys --------------------------------------------------------------------------------------------------
 
 

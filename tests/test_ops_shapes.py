@@ -81,6 +81,37 @@ def test_fills_of_the_type_of_a_tensor() -> None:
         assert torch.equal(out, expected)
 
 
+NARROW = (
+    DataType.Half,
+    DataType.BFloat16,
+    DataType.Float8_e4m3fn,
+    DataType.Float8_e5m2,
+    DataType.Float8_e8m0fnu,
+)
+
+
+@pytest.mark.parametrize("backend", [None, "torch"])
+@pytest.mark.parametrize("dtype", NARROW, ids=lambda d: d.name)
+@pytest.mark.parametrize("value", [3, 70_000, -70_000, 2**62, 70_000.0, 1e9])
+def test_a_number_beyond_a_narrow_type_is_what_a_cast_makes_of_it(
+    value: float, dtype: DataType, backend: str | None
+) -> None:
+    """Infinite, or the largest number of a type without infinities, whatever the op and whether the call gives it."""
+    x, index = torch.ones(3).to(dtype.torch), torch.zeros(1, dtype=torch.int64)
+    for is_given in (False, True):
+        with FusionDefinition(backend=backend) as fd:
+            kind = DataType.Int if isinstance(value, int) else DataType.Double
+            number = fd.define_scalar(dtype=kind) if is_given else value
+            t, at, o = fd.define_tensor([3], dtype=dtype), fd.define_tensor([1], dtype=DataType.Int), fd.ops
+            first, last = o.full_like(t, number), o.full([3], number, dtype)
+            for y in (o.pad(t, [3, 0], number), o.scatter(t, at, number, 0), first, last):
+                fd.add_output(y)
+        found = fd.execute([*([value] if is_given else []), x, index])
+        right = torch.tensor(value, dtype=torch.float64).to(dtype.torch).float()
+        for y in found:
+            torch.testing.assert_close(y[0].float(), right, rtol=0, atol=0, equal_nan=True)
+
+
 def test_triangles_and_views_of_nothing() -> None:
     for shape in ((0, 5), (4, 0), (0, 0)):
         x = torch.randn(shape)
@@ -91,6 +122,34 @@ def test_triangles_and_views_of_nothing() -> None:
         upper, total = fd.execute([x])
         assert torch.equal(upper, x.triu())
         assert torch.equal(total, torch.cat([x, x], 1).sum(0))
+
+
+READ_AGAIN: dict[str, tuple[Callable[[Ops, TensorView], TensorView], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "slice": (lambda o, x: o.slice(x, [1], [3]), lambda x: x[1:3]),
+    "strided": (lambda o, x: o.slice(x, [1], [6], [2]), lambda x: x[1:6:2]),
+    "flip": (lambda o, x: o.flip(x, [0]), lambda x: x.flip(0)),
+    "select": (lambda o, x: o.select(x, 4, 0), lambda x: x[4]),
+    "pad": (lambda o, x: o.pad(x, [1, 2], 3.0), lambda x: functional.pad(x, [1, 2], value=3.0)),
+}
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+@pytest.mark.parametrize("said", [-1, None], ids=["symbolic", "static"])
+@pytest.mark.parametrize("name", READ_AGAIN)
+def test_a_part_of_a_sum_over_an_axis_that_may_be_empty(name: str, said: int | None, rows: int) -> None:
+    """The sum is of a view, which has no elements where the axis has none."""
+    part, expected = READ_AGAIN[name]
+    x = torch.arange(rows * 6, dtype=torch.float32).view(rows, 6)
+    views: list[tuple[Callable[[Ops, TensorView], TensorView], torch.Tensor]] = [
+        (lambda o, t: o.flip(t, [0]), x.flip(0)),
+        (lambda o, t: o.slice(t, [0, 0], [rows, 6], [2, 1]), x[::2]),
+    ]
+    for view, seen in views:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([rows if said is None else said, 6])
+            fd.add_output(part(fd.ops, fd.ops.sum(view(fd.ops, t), [0])))
+        (found,) = fd.execute([x])
+        torch.testing.assert_close(found, expected(seen.sum(0)), rtol=0, atol=0)
 
 
 def test_expanded_and_strided_inputs() -> None:

@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from ranks import run_ranks
+from torch.distributed.tensor import Replicate, Shard
 from torch.nn import Parameter
 
-from shardfuse import optim
+from shardfuse import DeviceMesh, optim
+from shardfuse.optim.optim_errors import OptimizerArgumentError
 
 Groups = list[dict[str, object]]
 STEPS = 6
@@ -61,3 +64,48 @@ def test_like_torchs(change: Callable[[Groups], None], amsgrad: bool) -> None:
         assert (ours is None) == (other is None)
         if ours is not None and other is not None:
             torch.testing.assert_close(ours, other, rtol=1e-14, atol=0)
+
+
+def norm_squared(optimizer: optim.AdamW) -> int:
+    optimizer.step()
+    assert optimizer.grad_norm is not None
+    return round(optimizer.grad_norm.item() ** 2)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_placements_may_be_assigned_between_steps(is_first: bool) -> None:
+    """Set, changed, taken away and left half said, as the constructor takes them: what is said holds for the next."""
+
+    def run(rank: int, size: int) -> list[int]:
+        mesh = DeviceMesh(range(size))
+        p = Parameter(torch.ones(2, 3))
+        p.grad = torch.ones(2, 3)
+        optimizer = optim.AdamW([p], max_norm=1.0)
+        (group,) = optimizer.param_groups
+        found = [] if is_first else [norm_squared(optimizer)]
+        said = [
+            (mesh, Shard(0)),
+            (mesh, [Replicate()]),
+            (mesh, (Shard(-1),)),
+            (mesh, Shard(1)),
+            (None, None),
+        ]
+        for group["mesh"], group["placements"] in said:
+            found += [norm_squared(optimizer), norm_squared(optimizer)]
+        group["mesh"], group["placements"] = mesh, Shard(0)
+        found.append(norm_squared(optimizer))
+        del group["mesh"], group["placements"]
+        found.append(norm_squared(optimizer))
+        before, group["mesh"] = p.detach().clone(), mesh
+        with pytest.raises(
+            OptimizerArgumentError, match=r"AdamW.step: placements is None, expected Shard or Replicate"
+        ):
+            optimizer.step()
+        assert torch.equal(p, before)
+        group["placements"] = Shard(0)
+        return [*found, norm_squared(optimizer)]
+
+    once, twice = 6, 12
+    wanted = [twice, twice, once, once, twice, twice, twice, twice, once, once, twice, once, twice]
+    for rank, found in enumerate(run_ranks(2, run)):
+        assert found == ([] if is_first else [once]) + wanted, rank

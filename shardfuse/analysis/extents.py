@@ -111,7 +111,8 @@ def _meetings(record: Record, made: Sequence[TensorView]) -> list[Meeting]:
         case Squeeze() | Reduce():
             return _one_by_one([a for k, a in enumerate(x) if k not in op.axes], to)
         case Expand():
-            return [([a] if n == -1 else [a, b], [b]) for a, b, n in zip(x, to, op.shape, strict=True)]
+            kept = [not isinstance(n, Scalar) and n == -1 for n in op.shape]
+            return [([a] if is_kept else [a, b], [b]) for a, b, is_kept in zip(x, to, kept, strict=True)]
         case _:
             return []
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..allocation.global_sizes import global_sizes
+from ..allocation.global_sizes import Unknown, global_sizes
 from ..errors import DefinitionError, InputError
 from ..executor.agreement import failures_told
 from ..executor.binding import Argument
@@ -36,6 +36,14 @@ def check_device(fusion: Fusion, arguments: Sequence[Argument], device: torch.de
         ]  # fmt: skip
         found = f"{inputs[0] if inputs else 'outputs'} on {device}"
         raise DefinitionError("execute", found, "cpu or cuda (explain() takes tensors without data)")
+
+
+def check_known(fusion: Fusion, unknown: Sequence[Unknown]) -> None:
+    """Raises ``InputError`` for a size that is: a plan is made without the other ranks, who could tell it."""
+    for one in unknown:
+        index, found = [i.val for i in fusion.inputs].index(one.tv), f"an uneven one, {one.local} long"
+        expected = f"a shard that tells the unsharded size of axis {one.axis}"
+        raise InputError(index, one.tv.name, found, expected, "pass sizes={...} with the inputs")
 
 
 def asks_other_ranks(fusion: Fusion) -> bool:

@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import zip_longest
 from threading import RLock
-from typing import NoReturn
 
 import torch
 
-from ..allocation.global_sizes import Unknown, global_sizes
+from ..allocation.global_sizes import global_sizes
 from ..compiler import Plan, compile_fusion
 from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
@@ -46,6 +45,7 @@ from ..passes.settle_inputs import settle_inputs
 from .argument_checks import (
     asks_other_ranks,
     check_device,
+    check_known,
     check_layouts,
     check_meshes,
     is_all_on_meshes,
@@ -236,32 +236,28 @@ class FusionExecutorCache:
             check_layouts(self.fusion, arguments, ())  # of no other rank: each may ask for a plan alone
             bound = bind_arguments(self.fusion, arguments, current_rank(), None)
             found, unknown = global_sizes(self.fusion, bound.local_shapes, sizes or {})
-            if unknown:
-                self._refuse_unknown(unknown[0])
+            check_known(self.fusion, unknown)
             numbers = self._numbers(arguments)
             plan, text = self.plan(found, numbers, bound.device), self._description(found, bound.device, numbers)
             plan = plan_on(plan, text, bound.device, self.options)
             check_shares(self.fusion, plan, bound, found, current_rank())
             return plan
-        if sizes is None and all(n >= 0 for tv in self.tensors() for n in tv.shape):
+        numbers = [self.fusion.inputs[k].val.name for k in self._shape_scalars]
+        if numbers and sizes is not None:
+            raise NoPlanError(numbers=numbers)
+        if sizes is None and not numbers and all(n >= 0 for tv in self.tensors() for n in tv.shape):
             sizes = {tv: tv.shape for tv in self.tensors()}
         if sizes is None and self.last_plan is not None:
             return self.last_plan
         shapes = {tv: (sizes or {}).get(tv, tv.shape) for tv in self.tensors()}
         if sizes is None or any(n < 0 for shape in shapes.values() for n in shape):
-            raise NoPlanError(rank=self._untold())
+            raise NoPlanError(rank=self._untold(), numbers=numbers)
         if (device := device_in_reach()) is None:
             return self.plan(shapes)
         return plan_on(self.plan(shapes, device=device), self._description(shapes, device), device, self.options)
 
     def _untold(self) -> int | None:
         return None if self.last_made is None or current_rank() in self._team else current_rank()
-
-    def _refuse_unknown(self, unknown: Unknown) -> NoReturn:
-        """Raises ``InputError``: a plan is made without the other ranks, who could tell the size."""
-        index, found = [i.val for i in self.fusion.inputs].index(unknown.tv), f"an uneven one, {unknown.local} long"
-        expected = f"a shard that tells the unsharded size of axis {unknown.axis}"
-        raise InputError(index, unknown.tv.name, found, expected, "pass sizes={...} with the inputs")
 
     def last_trace(self) -> str:
         """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""

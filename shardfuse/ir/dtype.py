@@ -57,6 +57,11 @@ class DataType(Enum):
         return self.is_floating and self.itemsize <= 2
 
     @property
+    def has_infinity(self) -> bool:
+        """Is it a float that has infinities?  Of those of 8 bits two have only finite numbers and NaN."""
+        return self.is_floating and self not in (DataType.Float8_e4m3fn, DataType.Float8_e8m0fnu)
+
+    @property
     def compute(self) -> DataType:
         """What arithmetic on this type is done in: float32 for the narrow floats, else the type itself."""
         return DataType.Float if self.is_low_precision else self

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from ..source_line import SourceLine
 from .dtype import DataType
+from .without_value import WithoutValue
 
 Number = int | float | bool | complex
 
 
 @dataclass(eq=False)
-class Scalar:
+class Scalar(WithoutValue):
     """A host number.  ``value`` is ``None`` for a fusion input and for what is computed from one.
 
     ``is_literal``: written into kernels as it is; else a kernel argument, so that a new value needs no new kernel.

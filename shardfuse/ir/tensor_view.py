@@ -13,6 +13,7 @@ from ..mesh import DeviceMesh, ParallelType
 from ..source_line import SourceLine, caller_line
 from .domain import IterDomain, Merge, Split, TensorDomain
 from .dtype import DataType
+from .without_value import WithoutValue
 
 
 def _refused(method: str, argument: str, found: object, expected: str) -> ScheduleError:
@@ -73,7 +74,7 @@ class Axis:
         "set_allocation_domain",
     ),
 )
-class TensorView:
+class TensorView(WithoutValue):
     """A tensor of a fusion definition.
 
     ``shape``: unsharded sizes, -1 where symbolic.  The schedule methods (``split``, ``merge``, ``reorder``,

@@ -50,8 +50,8 @@ def slope(
     if activation == "gelu":
         square = fd.ops.mul(fd.ops.mul(x, x), -0.5)
         density = fd.ops.mul(fd.ops.exp(square), 1 / math.sqrt(2 * math.pi))
-        return fd.ops.add(share or _normal_share(fd, x), fd.ops.mul(x, density))
-    share = share or share_of(fd, activation, x)
+        return fd.ops.add(_normal_share(fd, x) if share is None else share, fd.ops.mul(x, density))
+    share = share_of(fd, activation, x) if share is None else share
     growth = fd.ops.mul(x, _rest_of(fd, activation, x, into, share))
     if activation == "gelu_tanh":
         inner = fd.ops.add(fd.ops.mul(fd.ops.mul(x, x), 3 * _CUBIC), 1.0)

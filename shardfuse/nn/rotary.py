@@ -42,7 +42,8 @@ class RotaryEmbedding(TakesProducts, FusedModule):
     is one.  Without a mesh; of heads that are sharded, the numbers are those of this rank.
     batch_first: False where what is packed has the sequence as its first dim, and the batch as its second one.
     mesh, input: on a mesh, how queries, keys and results are placed: Shard of batch, heads or sequence, or Replicate.
-    Cosines and sines are computed in float32; the module has no parameters and an empty state dict.
+    Cosines and sines are computed in float32, for float64 queries in float64; the module has no parameters and an empty
+    state dict.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Su et al. 2021.
     """
 
@@ -110,18 +111,22 @@ class RotaryEmbedding(TakesProducts, FusedModule):
     def _sequence_dim(self) -> int:
         return 3 - self.heads_dim if self.batch_first else 0
 
-    def tables(self, positions: torch.Tensor) -> Tables:
-        """positions: [..., sequence] -> cosines and sines, [..., sequence, rotary_dim / 2] of float32, on its device.
+    def tables(self, positions: torch.Tensor, dtype: torch.dtype = torch.float32) -> Tables:
+        """positions: [..., sequence] -> cosines and sines, [..., sequence, rotary_dim / 2] of ``dtype``, on its device.
 
-        Layers that turn by the same angles compute them once, and pass them to each call.
+        Layers that turn by the same angles compute them once, and pass them to each call.  dtype: of the angles too,
+        float32 or float64; what is turned in float64 has the error of float32's angles else.
         """
+        if dtype not in (torch.float32, torch.float64):
+            expected, advice = "torch.float32 or torch.float64", "cast the tables to another type"
+            raise ModuleInputError("RotaryEmbedding", "dtype", str(dtype), expected, advice)
         self.check_type("positions", positions)
         _check_local("positions", positions)
         if positions.is_complex():
             found = f"dtype {positions.dtype}"
             raise ModuleInputError("RotaryEmbedding", "positions", found, "integers or real numbers", "cast it")
-        exponents = torch.arange(0, self.rotary_dim, 2, device=positions.device, dtype=torch.float32) / self.rotary_dim
-        angles = positions.to(torch.float32)[..., None] * self.base**-exponents
+        exponents = torch.arange(0, self.rotary_dim, 2, device=positions.device, dtype=dtype) / self.rotary_dim
+        angles = positions.to(dtype)[..., None] * self.base**-exponents
         return angles.cos(), angles.sin()
 
     def forward(
@@ -256,7 +261,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
                 positions = self._positions(query, unsharded)
             else:
                 self._check_positions(positions, query)
-            cos, sin = self.tables(positions)
+            cos, sin = self.tables(positions, torch.float64 if query.dtype == torch.float64 else torch.float32)
         cos, sin = self._table("cos", cos, query), self._table("sin", sin, query)
         return (
             (cos, sin) if unsharded is None else (self._even(cos, query, unsharded), self._even(sin, query, unsharded))

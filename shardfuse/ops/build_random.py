@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import torch
+
 from ..errors import OperandError
 from ..ir.dtype import DataType
 from ..ir.op import Random, RandomKind
@@ -94,6 +96,7 @@ class RandomBuilder(CallBuilder):
             raise OperandError(said, "rng_seed", None, both)
         names = ("minval", "maxval") if op == "uniform" else ("mean", "std")
         values = [self._number(said, name, v) for name, v in zip(names, parameters, strict=True)]
+        _check_distribution(said, names, values, dtype)
         if seed is None or offset is None:
             values += self._drawn()
         else:
@@ -116,6 +119,26 @@ class RandomBuilder(CallBuilder):
         if not value.dtype.is_integral:
             raise OperandError(op, argument, v, "an integer, or a scalar declared with dtype=DataType.Int")
         return value
+
+
+def _check_distribution(op: str, names: Sequence[str], values: Sequence[Scalar], dtype: DataType) -> None:
+    """Raises OperandError for constants that are no distribution's, as torch does; a call's scalars are not known."""
+    first, second = (v.value.real if v.is_literal and v.value is not None else None for v in values)
+    if "std" in names:
+        if second is not None and not second >= 0:
+            raise OperandError(op, "std", second, "a number of 0 or more")
+        return
+    largest = torch.finfo(dtype.torch).max
+    for name, bound in zip(names, (first, second), strict=True):
+        if bound is not None and not abs(bound) <= largest:
+            raise OperandError(op, name, bound, f"a finite number that {dtype.name} holds")
+    if first is None or second is None:
+        return
+    if first > second:
+        raise OperandError(op, "minval", first, f"a number that is not above maxval, {second}")
+    if second - first > largest:
+        expected = f"one above minval, {first}, by {largest} at most, the largest number of {dtype.name}"
+        raise OperandError(op, "maxval", second, expected)
 
 
 def _wrapped(v: Operand) -> Operand:

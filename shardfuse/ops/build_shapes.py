@@ -12,7 +12,7 @@ from ..ir.dtype import DataType
 from ..ir.op import Broadcast, Expand, Full, Iota, Permute, Reshape, Set, Squeeze
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
-from .builder import Builder, Operand, literal, normalize_dim, normalize_dims, place_of, static
+from .builder import Builder, Operand, normalize_dim, normalize_dims, place_of, static
 from .promotion import promote
 
 
@@ -65,7 +65,7 @@ class ShapeBuilder(Builder):
         if len(shape) != self._tensor("expand", x).ndim:
             raise OperandError("expand", "shape", shape, f"{x.ndim} sizes")
         wanted = self._sizes("expand", "shape", shape)
-        sizes = [old if n == -1 else (n if isinstance(n, int) else -1) for n, old in zip(wanted, x.shape, strict=True)]
+        sizes = [-1 if isinstance(n, Scalar) else old if n == -1 else n for n, old in zip(wanted, x.shape, strict=True)]
         for k, (n, old) in enumerate(zip(sizes, x.shape, strict=True)):
             if old not in (1, -1, n) and n != -1:
                 raise OperandError("expand", f"shape[{k}]", n, f"{old}, the size of that axis, which is not 1")
@@ -124,22 +124,19 @@ class ShapeBuilder(Builder):
         x: TensorView,
         start_indices: Sequence[Size],
         end_indices: Sequence[Size],
-        strides: Sequence[Size] | None = None,
+        strides: Sequence[int] | None = None,
     ) -> TensorView:
-        """The elements from start to end by steps, for each axis; indices as in Python."""
+        """The elements from start to end by steps, which are plain integers, for each axis; indices as in Python."""
         ndim = self._tensor("slice", x).ndim
-        steps = [1] * ndim if strides is None else [literal(n) for n in strides]
+        steps = [1] * ndim if strides is None else list(strides)
         starts = self._sizes("slice", "start_indices", start_indices)
         stops = self._sizes("slice", "end_indices", end_indices)
         for name, given in (("start_indices", starts), ("end_indices", stops), ("strides", steps)):
             if len(given) != ndim:
                 raise OperandError("slice", name, given, f"{ndim} of them, one for each axis")
-        if any(isinstance(n, int) and n < 1 for n in steps):
+        if any(n < 1 for n in steps):
             raise OperandError("slice", "strides", steps, "steps of 1 or more")
-        by = tuple(n for n in steps if isinstance(n, int))
-        if len(by) != ndim:
-            raise OperandError("slice", "strides", steps, "numbers")
-        return self._call(Slice(tuple(starts), tuple(stops), by), [x], [x.dtype])[0]
+        return self._call(Slice(tuple(starts), tuple(stops), tuple(steps)), [x], [x.dtype])[0]
 
     def pad(self, x: TensorView, pad_widths: Sequence[Size], value: Operand | None = None) -> TensorView:
         """``value`` (0 where left out) before and after axes: widths in pairs, the last axis first, as torch has it."""
@@ -213,7 +210,7 @@ class ShapeBuilder(Builder):
             raise OperandError("iota", "dtype", dtype, "an integer or floating type")
         (n,) = self._shape_argument("iota", [length])
         first, by = (self._step("iota", name, v, dtype) for name, v in (("start", start), ("step", step)))
-        if by == 0:
+        if not isinstance(by, Scalar) and by == 0:
             raise OperandError("iota", "step", step, "a step that is not 0")
         out = self._fusion.new_tensor(static([n]), dtype)
         self._fusion.record(Iota((n,), first, by), [], out)

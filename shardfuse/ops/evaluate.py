@@ -51,6 +51,7 @@ from ..ir.stream import Stream
 from ..ir.window import Read
 from . import random
 from .call_signature import Indexed
+from .host import rounded_number
 from .moved_bits import moved
 from .promotion import types
 from .reductions import REDUCTION_TABLE
@@ -224,7 +225,7 @@ def _operand(value: torch.Tensor | Number, dtype: DataType, device: torch.device
         return torch.tensor(value, dtype=wide, device=device).to(dtype.torch)
     if isinstance(value, int) and is_narrow(dtype):  # wraps, where torch raises, as in the kernels
         return torch.full((), value, dtype=torch.int64, device=device).to(dtype.torch)
-    return torch.full((), value, dtype=dtype.torch, device=device)
+    return torch.full((), rounded_number(value, dtype.torch), dtype=dtype.torch, device=device)
 
 
 def _window(x: torch.Tensor, shape: tuple[int, ...], reads: Sequence[Read]) -> torch.Tensor:

@@ -97,6 +97,8 @@ def to_number(value: Number, dtype: DataType) -> Number:
 
 def rounded_number(value: Number, dtype: torch.dtype) -> Number:
     """``value`` as a tensor of ``dtype`` has it after a cast: what is too large is infinite, where torch raises."""
+    if dtype.is_floating_point and dtype.itemsize <= 2 and isinstance(value, int):
+        value = torch.full((), value, dtype=torch.float32, device="cpu").item()
     if not (dtype.is_floating_point or dtype.is_complex) or not isinstance(value, float | complex):
         return value
     wide = torch.complex128 if isinstance(value, complex) else torch.float64

@@ -22,7 +22,8 @@ class Reduction:
 
     carried: the type of a partial result, of the type that is reduced and that of the result.  A kernel carries truth
     values, Bool, as int32.
-    identity: what nothing comes to, in a carried type.
+    identity: what nothing comes to, in a carried type, or in that of the result.  Where a type has no infinity it is
+    the outermost of its numbers, beside which any element stays what it is, a NaN too.
     torch: the reduction of a tensor over axes, not kept, in the type of the result; of an empty extent the identity.
     combine: the Triton function of two values (``kernel_functions/``); "" where they are added.
     is_exact: the result is one of what was reduced, so that it needs no rounding.
@@ -78,13 +79,13 @@ def _extreme(op: Literal["max", "min"]) -> Callable[[torch.Tensor, Axes, DataTyp
 
 def _least(dtype: DataType) -> Number:
     if dtype.is_floating:
-        return float("-inf")
+        return float("-inf") if dtype.has_infinity else torch.finfo(dtype.torch).min
     return False if dtype is DataType.Bool else int(torch.iinfo(dtype.torch).min)
 
 
 def _greatest(dtype: DataType) -> Number:
     if dtype.is_floating:
-        return float("inf")
+        return float("inf") if dtype.has_infinity else torch.finfo(dtype.torch).max
     return True if dtype is DataType.Bool else int(torch.iinfo(dtype.torch).max)
 
 

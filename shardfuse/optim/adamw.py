@@ -106,8 +106,9 @@ class AdamW(torch.optim.AdamW):
 
     Parameters: float32, bfloat16, float16 or float64, contiguous or not, plain or DTensors, on meshes that may differ,
     all on one device; those without a gradient stay as they are, and may be of any type.  A param group's ``"mesh"``
-    and ``"placements"`` say how its plain tensors are sharded, which the norm has to know.  Moments are float32, of
-    float64 parameters float64, and on the parameter's device; so is ``"step"``.
+    and ``"placements"`` say how its plain tensors are sharded, which the norm has to know; they may be assigned between
+    steps, as ``"lr"`` may.  Moments are float32, of float64 parameters float64, and on the parameter's device; so is
+    ``"step"``.
 
     On a GPU a step is two kernels, three with max_norm, and then one all-reduce of 8 bytes where something is sharded:
     replicas are counted once.  Elsewhere torch's foreach ops do the same.  A DTensor's gradient that is sharded
@@ -122,6 +123,8 @@ class AdamW(torch.optim.AdamW):
     _fused: bool | None = None
     """The argument, as state dicts say it."""
     _key: tuple[object, ...] = ()
+    _placed: list[object] = []  # noqa: RUF012 - never changed
+    """Of each group its mesh and its placements, as the last update was made for them."""
     _tensors: list[torch.Tensor]
     _passed_over: list[torch.Tensor]
     _states: list[dict[str, Any]]
@@ -232,14 +235,19 @@ class AdamW(torch.optim.AdamW):
         groups = [(len(group["params"]), group["amsgrad"]) for group in self.param_groups]
         key = (groups, clipping and clipping.exponent, self.master_weights)
         update = self._update
+        placed = [group.get(own) for group in self.param_groups for own in _OWN]
         is_same = update is not None and key == self._key and all(map(operator.is_, self._tensors, tensors))
+        is_same = is_same and all(map(operator.is_, self._placed, placed))
         if update is not None and is_same and all(p.grad is None for p in self._passed_over) and update.fits():
             return update
+        for group in self.param_groups:
+            group["mesh"], group["placements"] = as_mesh("AdamW.step", group.get("mesh"), group.get("placements"))
         parameters = self._parameters()
         self._update = Update(parameters, clipping and clipping.exponent) if parameters else None
         listed = {id(p.tensor) for p in parameters}
         self._passed_over = [p for p in tensors if id(p) not in listed]
         self._key, self._tensors, self._states = key, tensors, []
+        self._placed = [group[own] for group in self.param_groups for own in _OWN]
         return self._update
 
     def _parameters(self) -> list[Parameter]:

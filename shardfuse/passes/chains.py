@@ -377,6 +377,8 @@ def _moved(axes: Iterable[Axis], sight: Sight) -> tuple[Axis, ...]:
 def _bytes(tensor: BoundTensor, sight: Sight = ()) -> int:
     """Of one rank, as it is seen."""
     whole = tensor.dtype.itemsize * prod(extent(axis) for axis in tensor.domain.local_axes())
+    if not whole:
+        return 0  # an axis without elements has none as it is seen, and no extent to divide by
     for one in sight:
         whole = whole // extent(one.source) * (one.stop - one.start)
     return whole

@@ -12,9 +12,10 @@ from shardfuse.errors import OperandError
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.fusion import Fusion
 from shardfuse.ir.op import Expand
-from shardfuse.ir.scalar import Scalar
+from shardfuse.ir.scalar import Scalar, Size
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.ops.build import Operand, Ops
+from shardfuse.ops.builder import literal
 from shardfuse.ops.table import POINTWISE
 
 _NAMES = {"mod": "fmod", "complex": "complex"}
@@ -86,8 +87,8 @@ class Operations:
         tensors = [v for v in values if isinstance(v, TensorView)]
         for k, v in enumerate(values):
             clash = _clashes(v, tensors) if isinstance(v, TensorView) else []
-            made = next((r for r in self._fusion.records if v in r.outputs), None)
-            if clash and made is not None and isinstance(made.op, Expand):
+            made = next((r for r in self._fusion.records if v in r.outputs), None) if clash else None
+            if made is not None and isinstance(made.op, Expand):
                 wide, shape = cast(TensorView, made.inputs[0]), made.op.shape
                 sizes = [1 if d in clash and wide.shape[d] == 1 else n for d, n in enumerate(shape)]
                 values[k] = self._ops.expand(wide, sizes)
@@ -172,8 +173,10 @@ class Operations:
     def slice(
         self, arg: Any, start_indices: Any, end_indices: Any, strides: Any = None, manual_normalization: bool = False
     ) -> Any:
-        _check_slice(arg, *(cast("list[object] | None", plain(v)) for v in (start_indices, end_indices, strides)))
-        return self._call("slice", arg, start_indices, end_indices, strides)
+        starts, ends, steps = (cast("list[object] | None", plain(v)) for v in (start_indices, end_indices, strides))
+        _check_slice(arg, starts, ends, steps)
+        known = None if steps is None else [literal(cast(Size, n)) for n in steps]
+        return self._call("slice", arg, start_indices, end_indices, known)
 
     @translated
     def cat(self, tensors: Sequence[Any], dim: int = 0, manual_padding: bool = False) -> Any:
