@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
-from compile_graphs import graph_of
-from image_graphs import block, blocks_inputs, images_read, numbers, run_alike, visible
+from compile_graphs import graph_of, listed
+from image_graphs import CONVOLUTION, block, blocks_inputs, images_read, numbers, run_alike, visible
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule, Node
 
-from shardfuse.compile import graph_pass, turned_convolutions
+from shardfuse.compile import graph_pass, report, turned_convolutions
 from shardfuse.compile.channels_last import keep_channels_last
 
 F = torch.nn.functional
@@ -144,6 +145,7 @@ def test_inductor_is_asked_as_it_will_ask_itself(
 def test_a_region_reads_the_order_for_which_it_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever Inductor makes of the convolution before it."""
     monkeypatch.setattr(graph_pass, "keep_channels_last", lambda graph, only_gpu: 0)
+    monkeypatch.setattr(graph_pass, "read_in_other_orders", lambda graph, only_gpu: set())
 
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = F.conv2d(x, w, padding=1)
@@ -157,3 +159,81 @@ def test_a_region_reads_the_order_for_which_it_was_planned(monkeypatch: pytest.M
     torch.testing.assert_close(found, f(*given), rtol=1e-4, atol=1e-4)
     (read,) = re.findall(r"region_\w+\.run\((\w+)", code)
     assert f"{read} = empty_strided_cpu((2, 8, 16, 16), (2048, 256, 16, 1), torch.float32)" in code
+
+
+# --- results and ops that share memory with an image -------------------------------------------------------
+
+
+def image(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.relu(F.conv2d(torch.relu(F.conv2d(x, w, padding=1)), v, padding=1))
+
+
+@torch.library.custom_op("shardfuse_tests::triple", mutates_args=("x",))
+def triple(x: torch.Tensor) -> None:
+    x.mul_(3.0)
+
+
+def written_clone(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    z = image(x, w, v)
+    copied = z.clone()
+    triple(copied)
+    return copied.sum((1, 2)), z.sum((2, 3)), F.conv2d(z, v)
+
+
+def places(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.relu(F.conv2d(x, w, padding=1))
+    return torch.as_strided(y, (8, 8), (8, 1)).sin(), F.conv2d(y, v, padding=1).sum()
+
+
+SHARED: dict[str, Callable[..., object]] = {
+    "two views": lambda *given: (lambda z: (z.flatten(1), z.view(-1)))(image(*given)),
+    "halves of the channels": lambda *given: image(*given).chunk(2, 1),
+    "samples": lambda *given: image(*given).unbind(0),
+    "an image and its first sample": lambda *given: (lambda z: (z, z[0]))(image(*given)),
+    "a clone that an op writes to": written_clone,
+    "places in memory": places,
+}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", SHARED)
+def test_what_shares_memory_with_an_image_stays_what_it_is(name: str, *, trains: bool) -> None:
+    """As Inductor lays images out in channels-last, which on a CPU it always does."""
+    f = SHARED[name]
+    if trains and f is written_clone:
+        pytest.skip("the op has no gradient")
+    given = [numbers(2, 3, 8, 8), *large_inputs()[1:]]
+    wants, has = ([x.clone().requires_grad_(trains) for x in given] for _ in range(2))
+    with torch.set_grad_enabled(trains):
+        expected = listed(f(*wants))
+        found = listed(torch.compile(f, backend="shardfuse", options={"shardfuse.take": "all"})(*has))
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+            assert (a.stride(), a.storage_offset()) == (b.stride(), b.storage_offset())
+        addresses = [[t.untyped_storage().data_ptr() for t in each] for each in (found, expected)]
+        assert [len(set(each)) for each in addresses] == [len({*addresses[1]})] * 2
+        if trains:
+            for outputs in (found, expected):
+                sum((y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() for y in outputs).backward()
+            for a, b in zip(has, wants, strict=True):
+                torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_regions_of_images_that_cannot_be_turned_are_inductors() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = F.conv2d(x, w, padding=1).softmax(1)
+        return z, z[0]
+
+    given = large_inputs()[:2]
+    gm = graph_of(f, given)
+    assert keep_channels_last(gm.graph, only_gpu=False) == 0
+    read = turned_convolutions.read_in_other_orders(gm.graph, only_gpu=False)
+    assert {n.target for n in read} >= {CONVOLUTION}
+    report(clear=True)
+    graph_pass.hand_over(gm.graph, "all")
+    (region,) = report(clear=True).regions
+    assert not region.taken
+    assert "channels-last" in region.why
+    gm = visible(graph_of(block, large_inputs()), 0)
+    assert keep_channels_last(gm.graph, only_gpu=False)
+    assert not turned_convolutions.read_in_other_orders(gm.graph, only_gpu=False)

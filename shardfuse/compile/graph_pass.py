@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import operator
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -43,6 +43,7 @@ from .regions import Region, nearest_behind, nominal, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_order, why_no_size
 from .traced_lines import lines_of
 from .translation import hinted, tensor_of
+from .turned_convolutions import read_in_other_orders
 from .written_back import join_copies
 
 Take = Literal["auto", "all", "none"]
@@ -90,6 +91,8 @@ class PostGradPass(CustomGraphPass):
 
 _graphs = count()
 """Numbers of the graphs that the pass has seen in this process."""
+_TURNED = "Inductor will lay its images out in channels-last, and what shares memory with one is asked for as it is"
+"""Why a region has no plan: it would be for images in another order."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +130,15 @@ def hand_over(graph: Graph, take: Take) -> None:
     shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
+    turned = read_in_other_orders(graph, only_gpu=take == "auto")
     with _no_collection():
-        weighed = _weighed(graph, take, stays, is_host_hidden=is_host_hidden)
+        weighed = _weighed(graph, take, stays, turned, is_host_hidden=is_host_hidden)
         stored = {n for w in weighed if w.taken for n in w.region.outputs}
         unused = [s for s in shared if s.pad not in stored]
         if unused:
             for s in unused:
                 s.undo()
-            weighed = _weighed(graph, take, stays, is_host_hidden=is_host_hidden)
+            weighed = _weighed(graph, take, stays, turned, is_host_hidden=is_host_hidden)
     regions = [w.region for w in weighed]
     kind = "backward" if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")) else "forward"
     behind = nearest_behind(graph, regions)
@@ -157,11 +161,21 @@ def hand_over(graph: Graph, take: Take) -> None:
     join_copies(graph, only_gpu=take == "auto")
 
 
-def _weighed(graph: Graph, take: Take, stays: dict[Node, str], *, is_host_hidden: bool) -> list[_Weighed]:
-    """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there."""
+def _weighed(
+    graph: Graph, take: Take, stays: dict[Node, str], turned: Collection[Node], *, is_host_hidden: bool
+) -> list[_Weighed]:
+    """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there.
+
+    ``turned``: what reads images in another order than the graph says.
+    """
     while True:
         regions, _ = regions_of(graph, stays)
-        weighed = [_weigh(region, take, is_host_hidden=is_host_hidden) for region in regions]
+        weighed = [
+            _Weighed(region, None, None, None, False, _TURNED)
+            if not region.collectives and any(n in turned for n in region.nodes)
+            else _weigh(region, take, is_host_hidden=is_host_hidden)
+            for region in regions
+        ]
         left = [w for w in weighed if w.region.collectives and not w.taken]
         if not left:
             return weighed

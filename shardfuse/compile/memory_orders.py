@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 
 from .aten_table import aten_ops, is_view
 from .random_op import channels_last_strides, draws_as_rand, register
+from .regions import is_mutation
 from .translation import known
 
 aten: Any = torch.ops.aten
@@ -72,28 +73,51 @@ def commit(graph: Graph, values: Values, gone: Sequence[Node]) -> None:
 def follow(start: Node, values: Values, askers: Askers | None = None) -> Values | None:
     """``values``, and what follows from them behind ``start``.
 
-    Who asks for the order that a tensor had, the caller's ``output`` among them, is put into ``askers``; None where
-    somebody does and there are no ``askers``.
+    Who asks for the order that a tensor had, the caller's ``output`` among them, is put into ``askers``.  None where
+    there are no ``askers``, and where one cannot be given a copy: it may write to it, or see that two share memory.
     """
     values = dict(values)
     n = start
     while (n := n.next).op != "output":
-        read = [a for a in n.all_input_nodes if a in values]
+        read = [a for a in n.all_input_nodes if any(b in values for b in with_bases(a))]
         if n.op != "call_function" or n in values or not read:
             continue
+        if is_mutation(n) and n.args[0] in read:
+            return None
         found = _computed(n, values) if _allows(n) else None
-        if found is None and askers is None:
+        if found is None and (askers is None or not _takes_copies(n)):
             return None
         if found is None:
-            cast(Askers, askers)[n] = read
+            cast(Askers, askers)[n] = [a for a in read if _is_moved(a, values)]
         elif not _is_alike(found, n.meta["val"]):
             values[n] = found
-    if askers is None:
-        return values if not any(_is_moved(b, values) for a in seen(n) for b in with_bases(a)) else None
-    moved = [a for a in dict.fromkeys(seen(n)) if _is_moved(a, values)]
+    given = dict.fromkeys(seen(n))
+    shared = {b for a in given for b in with_bases(a)[1:]}
+    if any(_is_moved(b, values) for b in (*shared, *(given if askers is None else ()))):
+        return None
+    moved = [a for a in given if _is_moved(a, values)]
+    if askers is not None and _makes_views_anew():
+        return None
     if moved:
-        askers[n] = moved
+        cast(Askers, askers)[n] = moved
     return values
+
+
+def _takes_copies(n: Node) -> bool:
+    """Does ``n`` compute new tensors of what it reads, or a view, and nothing else?"""
+    target: Any = n.target
+    if target in _OF_PLACES or not isinstance(target, torch._ops.OpOverload) or is_mutation(n):
+        return False
+    return is_view(n) or all(r.alias_info is None for r in target._schema.returns)
+
+
+def _makes_views_anew() -> bool:
+    """Does the caller of the graph make views of its results, of which the graph does not tell?"""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    known: Any = context.fw_metadata if context is not None else None
+    return known is not None and known.num_intermediate_bases > 0
 
 
 def _is_moved(n: Node, values: Mapping[Node, Any]) -> bool:
@@ -104,10 +128,18 @@ def with_bases(n: Node) -> list[Node]:
     """``n``, and what it may be a view of, step by step: autograd makes views that a caller gets of one tensor anew, of
     that tensor."""
     found = [n]
-    while is_view(n) and isinstance(n.args[0], Node):
+    while _shares_memory(n) and isinstance(n.args[0], Node):
         n = n.args[0]
         found.append(n)
     return found
+
+
+def _shares_memory(n: Node) -> bool:
+    """Is it a view of its first argument, or one of several, which come as a list, or these?"""
+    made = source_of(n) if n.target is operator.getitem else n
+    if not isinstance(made.target, torch._ops.OpOverload):
+        return False
+    return is_view(made) or any(r.alias_info is not None for r in made.target._schema.returns)
 
 
 def seen(output: Node) -> list[Node]:

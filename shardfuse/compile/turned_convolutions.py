@@ -21,6 +21,7 @@ Inductor optimises layouts when it lowers a graph, behind this pass: convolution
 whatever the graph says of them.  A region that was planned for contiguous images would be called with these, and its
 results be turned: the training step of a ResNet-18, 256 images of 224 x 224, took 26.3 ms on an H200, and 12.6 where
 the graph says what is.  What asks for contiguous images behind them, as the caller does of a result, gets a copy.
+Where that cannot be, as of results that share memory, images stay what they are, and Inductor keeps their regions.
 
 Where Inductor does not, kernels of 16 bits are still for channels-last, and cuDNN turns image, weight and result at
 each call.  Such convolutions are turned where their images are more than what is copied for it once.
@@ -53,8 +54,8 @@ def turn_convolutions(graph: Graph, *, only_gpu: bool) -> int:
     """How many weights and images are copied into channels-last."""
     found = [n for n in graph.find_nodes(op="call_function", target=aten.convolution.default) if _is_contiguous(n)]
     of_gpu = [n for n in found if not only_gpu or n.meta["val"].is_cuda]
-    is_forced = bool(of_gpu) and inductor_turns(graph)
-    convolutions = [n for n in of_gpu if is_forced or cudnn_turns(n)]
+    is_forced = any(map(_is_flat, of_gpu)) and inductor_turns(graph)
+    convolutions = [n for n in of_gpu if (is_forced and _is_flat(n)) or cudnn_turns(n)]
     weights = [cast(Node, n.args[1]) for n in convolutions]
     images = [cast(Node, n.args[0]) for n in convolutions]
     made = [_turned(graph, n) for n in dict.fromkeys((*weights, *images)) if _is_contiguous(n)]
@@ -71,6 +72,21 @@ def turn_convolutions(graph: Graph, *, only_gpu: bool) -> int:
     _give_back(graph, askers)
     commit(graph, values, alike)
     return len(made) - len(alike)
+
+
+def read_in_other_orders(graph: Graph, *, only_gpu: bool) -> set[Node]:
+    """What is computed of images that the graph says are contiguous, and Inductor makes channels-last."""
+    found = [n for n in graph.find_nodes(op="call_function", target=aten.convolution.default) if _is_contiguous(n)]
+    turned = {n for n in found if _is_flat(n) and (n.meta["val"].is_cuda or not only_gpu)}
+    if not turned or not inductor_turns(graph):
+        return set()
+    images, readers = set(turned), set(turned)
+    for n in graph.nodes:
+        if n.op == "call_function" and not images.isdisjoint(n.all_input_nodes):
+            readers.add(n)
+            if is_image(n.meta.get("val")):
+                images.add(n)
+    return readers
 
 
 def inductor_turns(graph: Graph) -> bool:
@@ -90,6 +106,11 @@ def cudnn_turns(convolution: Node) -> bool:
     return bool(is_narrow and value.is_cuda and convolution.args[8] == 1)
 
 
+def _is_flat(convolution: Node) -> bool:
+    """Is it of images, not of volumes, whose layouts Inductor leaves?"""
+    return convolution.meta["val"].ndim == 4
+
+
 def _bytes(nodes: list[Node]) -> int:
     return sum(map(nbytes, nodes))
 
@@ -100,16 +121,13 @@ def _is_contiguous(n: Node) -> bool:
 
 
 def _turned(graph: Graph, n: Node) -> Node:
-    """A copy of ``n`` in channels-last behind it, for all that read it; of a graph's input for convolutions alone."""
+    """A copy of ``n`` in channels-last behind it, for convolutions."""
     value = n.meta["val"]
     order = torch.channels_last if value.ndim == 4 else torch.channels_last_3d
     with graph.inserting_after(n):
         copy = graph.call_function(aten.clone.default, (n,), {"memory_format": order})
     copy.meta["val"] = in_channels_last(value)
-    is_input = n.op == "placeholder"
-    n.replace_all_uses_with(
-        copy, lambda u: u is not copy and (not is_input or u.target in CONVOLUTIONS), propagate_meta=False
-    )
+    n.replace_all_uses_with(copy, lambda u: u.target in CONVOLUTIONS, propagate_meta=False)
     return copy
 
 
