@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch._guards import TracingContext
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -113,8 +114,6 @@ def _takes_copies(n: Node) -> bool:
 
 def _makes_views_anew() -> bool:
     """Does the caller of the graph make views of its results, of which the graph does not tell?"""
-    from torch._guards import TracingContext
-
     context = TracingContext.try_get()
     known: Any = context.fw_metadata if context is not None else None
     return known is not None and known.num_intermediate_bases > 0

@@ -75,10 +75,10 @@ def register() -> None:
 
 def lower_as(op: torch._ops.OpOverload, kernel: type[ir.FallbackKernel]) -> None:
     """``op``, whose results are laid out as its fake implementation says, by ``kernel``."""
-    lowering.make_fallback(op, as_the_graph_says, warn=False)
+    lowering.make_fallback(op, lowering.constrain_to_fx_strides, warn=False)
 
     def lower(*arguments: Any) -> list[Any]:
-        outputs: Any = kernel.create(op, *arguments)
+        outputs: Any = kernel.create(op, *_as_the_graph_says(arguments, V.graph.current_node.args))
         for output in outputs:
             output.skip_size_stride_alignment_checks = True
         return [ir.TensorBox.create(output) for output in outputs]
@@ -86,21 +86,17 @@ def lower_as(op: torch._ops.OpOverload, kernel: type[ir.FallbackKernel]) -> None
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def as_the_graph_says(node: torch.fx.Node, *arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """``arguments``, whose tensors, also those of a list, get the order in memory for which a region was planned.
+def _as_the_graph_says(given: Any, said: Any) -> Any:
+    """Tensors, also those of a list, in the order in memory for which a region was planned: that of nodes ``said``.
 
-    Inductor's own ``constrain_to_fx_strides`` passes lists by, in torch 2.11.
+    The tag of the op asks Inductor for it, but torch 2.11 passes lists by.
     """
-
-    def constrained(given: Any, said: Any) -> Any:
-        if isinstance(given, list | tuple):
-            return [constrained(*pair) for pair in zip(given, said, strict=True)]
-        if not isinstance(given, ir.TensorBox):
-            return given
-        order = ir.get_stride_order(said.meta["val"].stride(), V.graph.sizevars.shape_env)
-        return ir.ExternKernel.require_stride_order(given, order)
-
-    return tuple(constrained(*pair) for pair in zip(arguments, node.args, strict=True)), {}
+    if isinstance(given, list | tuple):
+        return [_as_the_graph_says(*pair) for pair in zip(given, said, strict=True)]
+    if not isinstance(given, ir.TensorBox):
+        return given
+    order = ir.get_stride_order(said.meta["val"].stride(), V.graph.sizevars.shape_env)
+    return ir.ExternKernel.require_stride_order(given, order)
 
 
 def _write_call(node: RegionKernel, wrapper: Any) -> None:
