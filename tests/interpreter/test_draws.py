@@ -26,7 +26,7 @@ def drawn(backend: Backend, kind: str, bounds: tuple[float, float], dtype: DataT
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_uniform_is_bitwise_the_same(dtype: DataType) -> None:
     for key in KEYS:
-        for bounds in ((0.0, 1.0), (-1.5, 3.7), (0.0, 5.3), (2.0, 1.0)):
+        for bounds in ((0.0, 1.0), (-1.5, 3.7), (0.0, 5.3), (1.0, 2.0)):
             assert torch.equal(*(drawn(b, "uniform", bounds, dtype, key) for b in ("triton", "torch"))), (key, bounds)
 
 
