@@ -178,25 +178,24 @@ BATCH_NORM_BACKWARD = Workload(
     rows=(False,) * 5,
     sums=(False, False, False),
 )
-BATCH_NORM_CHANNELS_LAST = replace(
-    BATCH_NORM,
-    name="batch_norm_channels_last",
-    title="batch_norm(x) in training, channels-last",
-    cases=tuple(f"{shape}:float16:channels_last" for shape in SHAPES),
-    tiny=("2x8x3x5:float16:channels_last",),
-)
-BATCH_NORM_BACKWARD_CHANNELS_LAST = replace(
-    BATCH_NORM_BACKWARD,
-    name="batch_norm_backward_channels_last",
-    title="batch_norm(x) in training, channels-last: dx, dw, db",
-    cases=tuple(f"{shape}:float16:channels_last" for shape in SHAPES),
-    tiny=("2x8x3x5:float16:channels_last",),
-)
+
+
+def _channels_last(workload: Workload) -> Workload:
+    """``workload`` with channels innermost in memory."""
+    return replace(
+        workload,
+        name=f"{workload.name}_channels_last",
+        title=f"{workload.title}, channels-last",
+        cases=tuple(f"{shape}:float16:channels_last" for shape in SHAPES),
+        tiny=("2x8x3x5:float16:channels_last",),
+    )
+
+
 WORKLOADS = (
     INSTANCE_NORM,
     BATCH_NORM,
-    BATCH_NORM_CHANNELS_LAST,
+    _channels_last(BATCH_NORM),
     BATCH_NORM_INFERENCE,
     BATCH_NORM_BACKWARD,
-    BATCH_NORM_BACKWARD_CHANNELS_LAST,
+    _channels_last(BATCH_NORM_BACKWARD),
 )

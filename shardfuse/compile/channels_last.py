@@ -23,7 +23,7 @@ tensor holds does not follow from its order, so that a copy into another is left
 computes each element by itself, reduces, or is a convolution.  Random numbers follow from the place of an element in
 the tensor, not in memory: those that a dropout draws are drawn in the order in which they are read (``random_op``).
 
-Contiguous images are turned first, where their convolutions take channels-last (``turned_convolutions``).
+Contiguous images are turned first, where their convolutions take channels-last (``convolution_layouts``).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from .memory_orders import Values, commit, follow, is_image_in_channels_last, seen, source_of, with_bases
+from .convolution_layouts import turn_convolutions
+from .memory_orders import Values, commit, follow, given_to_caller, is_image_in_channels_last, source_of, with_bases
 from .regions import is_mutation
 from .translation import known
-from .turned_convolutions import turn_convolutions
 
 aten: Any = torch.ops.aten
 
@@ -49,7 +49,7 @@ def keep_channels_last(graph: Graph, *, only_gpu: bool = True) -> int:
     The nodes' metadata say the new strides.
     """
     output = next(iter(graph.find_nodes(op="output")))
-    asked = {n: n.meta["val"] for n in seen(output) if isinstance(n.meta.get("val"), torch.Tensor)}
+    asked = {n: n.meta["val"] for n in given_to_caller(output) if isinstance(n.meta.get("val"), torch.Tensor)}
     turned = turn_convolutions(graph, only_gpu=only_gpu)
     written = {a for n in graph.nodes if is_mutation(n) for a in n.all_input_nodes}
     images = [n for n in graph.nodes if _is_copy_of_image(n) and not (only_gpu and not n.meta["val"].is_cuda)]
@@ -72,7 +72,7 @@ def _give_strides(graph: Graph, output: Node, asked: Mapping[Node, Any]) -> None
     Strides of axes of one element say nothing, and no metadata has them, but DistributedDataParallel compares a
     gradient's with its weight's.
     """
-    for n in seen(output):
+    for n in given_to_caller(output):
         if n in asked and _is_gradient_of_one_pixel(n):
             with graph.inserting_before(output):
                 view = graph.call_function(aten.as_strided.default, (n, list(asked[n].shape), list(asked[n].stride())))

@@ -109,8 +109,8 @@ def _share(segment: SegmentExplanation, region: Region) -> float:
 
 
 def _used(segment: SegmentExplanation, kept: int) -> float:
-    """Of the machine, by groups that share tiles of columns: programs for which no tile is left do nothing, and those
-    of a tile that is part empty little."""
+    """What share of the machine loops over ``kept`` columns have: less where there are fewer programs than
+    multiprocessors, and where the last tile of columns is part empty."""
     schedule = segment.schedules[0][0]
     tiles = schedule.blocks(kept)
     columns = schedule.columns or schedule.kept

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -26,6 +26,7 @@ from .aten_collectives import collective_text
 from .cast_op import join_casts
 from .channels_last import keep_channels_last
 from .compile_errors import CompileOptionError
+from .convolution_layouts import read_in_other_orders
 from .cost import Cost, cost_of, why_never
 from .hidden_host import hides_host
 from .kept_regions import sources_hash
@@ -43,7 +44,6 @@ from .regions import Region, nearest_behind, nominal, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_order, why_no_size
 from .traced_lines import lines_of
 from .translation import hinted, tensor_of
-from .turned_convolutions import read_in_other_orders
 from .written_back import join_copies
 
 Take = Literal["auto", "all", "none"]
@@ -162,7 +162,7 @@ def hand_over(graph: Graph, take: Take) -> None:
 
 
 def _weighed(
-    graph: Graph, take: Take, stays: dict[Node, str], turned: Collection[Node], *, is_host_hidden: bool
+    graph: Graph, take: Take, stays: dict[Node, str], turned: Set[Node], *, is_host_hidden: bool
 ) -> list[_Weighed]:
     """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there.
 
@@ -170,12 +170,7 @@ def _weighed(
     """
     while True:
         regions, _ = regions_of(graph, stays)
-        weighed = [
-            _Weighed(region, None, None, None, False, _TURNED)
-            if not region.collectives and any(n in turned for n in region.nodes)
-            else _weigh(region, take, is_host_hidden=is_host_hidden)
-            for region in regions
-        ]
+        weighed = [_weigh(region, take, turned, is_host_hidden=is_host_hidden) for region in regions]
         left = [w for w in weighed if w.region.collectives and not w.taken]
         if not left:
             return weighed
@@ -183,11 +178,11 @@ def _weighed(
             stays.update(dict.fromkeys(w.region.collectives, w.why))
 
 
-def _weigh(region: Region, take: Take, *, is_host_hidden: bool) -> _Weighed:
+def _weigh(region: Region, take: Take, turned: Set[Node], *, is_host_hidden: bool) -> _Weighed:
     """What does not translate, or has no plan, stays Inductor's: the definition's own errors say why."""
     if region.collectives:
         return _weigh_with_ranks(region, take)
-    why = why_no_size(region) or why_no_order(region)
+    why = why_no_size(region) or why_no_order(region) or (None if turned.isdisjoint(region.nodes) else _TURNED)
     if why is not None:
         return _Weighed(region, None, None, None, False, why)
     try:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch._guards import TracingContext
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -43,6 +42,8 @@ def is_image_in_channels_last(value: object) -> bool:
 
 
 def is_image(value: object) -> bool:
+    """Is it a tensor [n, c, ...] of two or three dims of pixels, with several channels and several pixels, whose sizes
+    are known?"""
     if not isinstance(value, torch.Tensor) or value.ndim not in (4, 5) or any(known(n) < 0 for n in value.shape):
         return False
     shape = [known(n) for n in value.shape]
@@ -50,12 +51,13 @@ def is_image(value: object) -> bool:
 
 
 def is_dense(value: torch.Tensor) -> bool:
-    """In channels-last; the strides of axes of one element say nothing."""
+    """Is an image dense in channels-last?  The strides of axes of one element say nothing."""
     expected = channels_last_strides(list(map(known, value.shape)))
     return all(n == 1 or a == b for n, a, b in zip(value.shape, value.stride(), expected, strict=True))
 
 
 def source_of(copy: Node) -> Node:
+    """What a copy, or an item of a list, is taken from."""
     return cast(Node, copy.args[0])
 
 
@@ -92,13 +94,11 @@ def follow(start: Node, values: Values, askers: Askers | None = None) -> Values 
             cast(Askers, askers)[n] = [a for a in read if _is_moved(a, values)]
         elif not _is_alike(found, n.meta["val"]):
             values[n] = found
-    given = dict.fromkeys(seen(n))
+    given = dict.fromkeys(given_to_caller(n))
     shared = {b for a in given for b in with_bases(a)[1:]}
     if any(_is_moved(b, values) for b in (*shared, *(given if askers is None else ()))):
         return None
     moved = [a for a in given if _is_moved(a, values)]
-    if askers is not None and _makes_views_anew():
-        return None
     if moved:
         cast(Askers, askers)[n] = moved
     return values
@@ -110,13 +110,6 @@ def _takes_copies(n: Node) -> bool:
     if target in _OF_PLACES or not isinstance(target, torch._ops.OpOverload) or is_mutation(n):
         return False
     return is_view(n) or all(r.alias_info is None for r in target._schema.returns)
-
-
-def _makes_views_anew() -> bool:
-    """Does the caller of the graph make views of its results, of which the graph does not tell?"""
-    context = TracingContext.try_get()
-    known: Any = context.fw_metadata if context is not None else None
-    return known is not None and known.num_intermediate_bases > 0
 
 
 def _is_moved(n: Node, values: Mapping[Node, Any]) -> bool:
@@ -141,7 +134,7 @@ def _shares_memory(n: Node) -> bool:
     return is_view(made) or any(r.alias_info is not None for r in made.target._schema.returns)
 
 
-def seen(output: Node) -> list[Node]:
+def given_to_caller(output: Node) -> list[Node]:
     """What the caller gets of a graph, whose order it may ask for; not what the backward alone reads."""
     given: Any = output.args[0]
     found: Sequence[Any] = given if isinstance(given, tuple | list) else [given]
@@ -203,6 +196,7 @@ def _draw_alike(n: Node, values: Values) -> None:
 
 
 def in_channels_last(value: Any) -> Any:
+    """A fake tensor like ``value``, an image, dense in channels-last."""
     strides = channels_last_strides(list(map(known, value.shape)))
     with value.fake_mode:
         return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)

@@ -46,9 +46,8 @@ COLUMN_GROUP_SHARE = 0.88
 """Of loops over columns that a group of programs shares, as of a batch norm and its gradients in channels-last: 0.86 to
 0.93 in a ResNet's step, of 90 to 2500 MB."""
 COLUMN_GROUP_PROGRAMS = 1 << (H200.multiprocessors.bit_length() - 1)
-"""Of such a loop, where all multiprocessors have one, as a group's members are a power of two.  With half as many, 40
-channels of 96 x 28 x 28, it has 0.49 of a copy; where a tile of two or three had half of its columns, of 96 and 144
-channels, it had 0.66."""
+"""Programs with which such a loop has the whole machine: a power of two, as a group's members are.  With half as many,
+40 channels of 96 x 28 x 28, it reached 0.49 of a copy, and 0.66 where the last tile was half empty, of 96 and 144."""
 STATISTICS_SHARE = 0.6
 """Of a kernel that takes the statistics of channels alone: 42 MB took 19 us."""
 TURNED_SHARE = 0.25

@@ -32,6 +32,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch._guards import TracingContext
 from torch.fx import Graph, Node
 
 from .memory_orders import (
@@ -52,14 +53,15 @@ aten: Any = torch.ops.aten
 
 def turn_convolutions(graph: Graph, *, only_gpu: bool) -> int:
     """How many weights and images are copied into channels-last."""
-    found = [n for n in graph.find_nodes(op="call_function", target=aten.convolution.default) if _is_contiguous(n)]
-    of_gpu = [n for n in found if not only_gpu or n.meta["val"].is_cuda]
-    is_forced = any(map(_is_flat, of_gpu)) and inductor_turns(graph)
-    convolutions = [n for n in of_gpu if (is_forced and _is_flat(n)) or cudnn_turns(n)]
+    found = _contiguous_convolutions(graph, only_gpu=only_gpu)
+    is_forced = any(map(_is_flat, found)) and inductor_turns(graph)
+    convolutions = [n for n in found if (is_forced and _is_flat(n)) or cudnn_turns(n)]
+    if not convolutions or _makes_views_anew():
+        return 0
     weights = [cast(Node, n.args[1]) for n in convolutions]
     images = [cast(Node, n.args[0]) for n in convolutions]
     made = [_turned(graph, n) for n in dict.fromkeys((*weights, *images)) if _is_contiguous(n)]
-    if not made:
+    if not made:  # weights of one pixel, and an image of one channel
         return 0
     askers: Askers = {}
     values = follow(min(made), {n: n.meta["val"] for n in made}, askers)
@@ -76,11 +78,10 @@ def turn_convolutions(graph: Graph, *, only_gpu: bool) -> int:
 
 def read_in_other_orders(graph: Graph, *, only_gpu: bool) -> set[Node]:
     """What is computed of images that the graph says are contiguous, and Inductor makes channels-last."""
-    found = [n for n in graph.find_nodes(op="call_function", target=aten.convolution.default) if _is_contiguous(n)]
-    turned = {n for n in found if _is_flat(n) and (n.meta["val"].is_cuda or not only_gpu)}
-    if not turned or not inductor_turns(graph):
+    images = {n for n in _contiguous_convolutions(graph, only_gpu=only_gpu) if _is_flat(n)}
+    if not images or not inductor_turns(graph):
         return set()
-    images, readers = set(turned), set(turned)
+    readers = set(images)
     for n in graph.nodes:
         if n.op == "call_function" and not images.isdisjoint(n.all_input_nodes):
             readers.add(n)
@@ -104,6 +105,19 @@ def cudnn_turns(convolution: Node) -> bool:
     value: Any = convolution.meta["val"]
     is_narrow = value.dtype in (torch.bfloat16, torch.float16)
     return bool(is_narrow and value.is_cuda and convolution.args[8] == 1)
+
+
+def _contiguous_convolutions(graph: Graph, *, only_gpu: bool) -> list[Node]:
+    """Those of which the graph says that what they give is contiguous."""
+    found = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    return [n for n in found if _is_contiguous(n) and (n.meta["val"].is_cuda or not only_gpu)]
+
+
+def _makes_views_anew() -> bool:
+    """Does the caller of the graph make views of its results, of which the graph does not tell?"""
+    context = TracingContext.try_get()
+    known: Any = context.fw_metadata if context is not None else None
+    return known is not None and known.num_intermediate_bases > 0
 
 
 def _is_flat(convolution: Node) -> bool:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from compile_graphs import graph_of, listed
 from image_graphs import CONVOLUTION, block, blocks_inputs, images_read, numbers, run_alike, visible
+from torch import library
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule, Node
 
-from shardfuse.compile import graph_pass, report, turned_convolutions
+from shardfuse.compile import convolution_layouts, graph_pass, report
 from shardfuse.compile.channels_last import keep_channels_last
 
 F = torch.nn.functional
@@ -23,13 +24,13 @@ GIVEN_BACK = torch.ops.prims.inductor_force_stride_order.default
 
 @pytest.fixture
 def by_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turned_convolutions, "inductor_turns", lambda graph: False)
-    monkeypatch.setattr(turned_convolutions, "cudnn_turns", lambda convolution: True)
+    monkeypatch.setattr(convolution_layouts, "inductor_turns", lambda graph: False)
+    monkeypatch.setattr(convolution_layouts, "cudnn_turns", lambda convolution: True)
 
 
 @pytest.fixture
 def by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turned_convolutions, "inductor_turns", lambda graph: True)
+    monkeypatch.setattr(convolution_layouts, "inductor_turns", lambda graph: True)
 
 
 def large_inputs() -> list[torch.Tensor]:
@@ -138,7 +139,7 @@ def test_inductor_is_asked_as_it_will_ask_itself(
     gm = graph_of(block, large_inputs())
     for n in gm.graph.find_nodes(op="placeholder"):
         n.name = f"{prefix}_{n.name}"
-    assert not turned_convolutions.inductor_turns(gm.graph)
+    assert not convolution_layouts.inductor_turns(gm.graph)
     assert asked == [inference]
 
 
@@ -168,7 +169,7 @@ def image(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.relu(F.conv2d(torch.relu(F.conv2d(x, w, padding=1)), v, padding=1))
 
 
-@torch.library.custom_op("shardfuse_tests::triple", mutates_args=("x",))
+@library.custom_op("shardfuse_tests::triple", mutates_args=("x",))
 def triple(x: torch.Tensor) -> None:
     x.mul_(3.0)
 
@@ -227,7 +228,7 @@ def test_regions_of_images_that_cannot_be_turned_are_inductors() -> None:
     given = large_inputs()[:2]
     gm = graph_of(f, given)
     assert keep_channels_last(gm.graph, only_gpu=False) == 0
-    read = turned_convolutions.read_in_other_orders(gm.graph, only_gpu=False)
+    read = convolution_layouts.read_in_other_orders(gm.graph, only_gpu=False)
     assert {n.target for n in read} >= {CONVOLUTION}
     report(clear=True)
     graph_pass.hand_over(gm.graph, "all")
@@ -236,4 +237,4 @@ def test_regions_of_images_that_cannot_be_turned_are_inductors() -> None:
     assert "channels-last" in region.why
     gm = visible(graph_of(block, large_inputs()), 0)
     assert keep_channels_last(gm.graph, only_gpu=False)
-    assert not turned_convolutions.read_in_other_orders(gm.graph, only_gpu=False)
+    assert not convolution_layouts.read_in_other_orders(gm.graph, only_gpu=False)
