@@ -319,3 +319,11 @@ def test_a_move_that_a_kernel_reads_runs_by_itself_nowhere(op: str) -> None:
         explained = fd.explain()
         assert explained.kernels == 1
         assert [s.scheduler for s in explained.segments if s.scheduler in ("torch_call", "no_op")] == []
+
+
+def test_a_slices_step_may_be_a_constant_scalar() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1])
+        fd.add_output(fd.ops.slice(x, [1], [7], [fd.define_scalar(2)]))
+    (found,) = fd.execute([torch.arange(7.0)])
+    assert found.tolist() == [1.0, 3.0, 5.0]

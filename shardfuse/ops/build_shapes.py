@@ -12,7 +12,7 @@ from ..ir.dtype import DataType
 from ..ir.op import Broadcast, Expand, Full, Iota, Permute, Reshape, Set, Squeeze
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
-from .builder import Builder, Operand, normalize_dim, normalize_dims, place_of, static
+from .builder import Builder, Operand, literal, normalize_dim, normalize_dims, place_of, static
 from .promotion import promote
 
 
@@ -124,19 +124,22 @@ class ShapeBuilder(Builder):
         x: TensorView,
         start_indices: Sequence[Size],
         end_indices: Sequence[Size],
-        strides: Sequence[int] | None = None,
+        strides: Sequence[Size] | None = None,
     ) -> TensorView:
-        """The elements from start to end by steps, which are plain integers, for each axis; indices as in Python."""
+        """The elements from start to end by steps, which are constants, for each axis; indices as in Python."""
         ndim = self._tensor("slice", x).ndim
-        steps = [1] * ndim if strides is None else list(strides)
+        steps = [1] * ndim if strides is None else [literal(n) for n in strides]
         starts = self._sizes("slice", "start_indices", start_indices)
         stops = self._sizes("slice", "end_indices", end_indices)
         for name, given in (("start_indices", starts), ("end_indices", stops), ("strides", steps)):
             if len(given) != ndim:
                 raise OperandError("slice", name, given, f"{ndim} of them, one for each axis")
-        if any(n < 1 for n in steps):
+        if any(isinstance(n, int) and n < 1 for n in steps):
             raise OperandError("slice", "strides", steps, "steps of 1 or more")
-        return self._call(Slice(tuple(starts), tuple(stops), tuple(steps)), [x], [x.dtype])[0]
+        by = tuple(n for n in steps if isinstance(n, int))
+        if len(by) != ndim:
+            raise OperandError("slice", "strides", steps, "numbers")
+        return self._call(Slice(tuple(starts), tuple(stops), by), [x], [x.dtype])[0]
 
     def pad(self, x: TensorView, pad_widths: Sequence[Size], value: Operand | None = None) -> TensorView:
         """``value`` (0 where left out) before and after axes: widths in pairs, the last axis first, as torch has it."""

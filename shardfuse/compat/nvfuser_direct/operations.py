@@ -12,10 +12,9 @@ from shardfuse.errors import OperandError
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.fusion import Fusion
 from shardfuse.ir.op import Expand
-from shardfuse.ir.scalar import Scalar, Size
+from shardfuse.ir.scalar import Scalar
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.ops.build import Operand, Ops
-from shardfuse.ops.builder import literal
 from shardfuse.ops.table import POINTWISE
 
 _NAMES = {"mod": "fmod", "complex": "complex"}
@@ -173,10 +172,8 @@ class Operations:
     def slice(
         self, arg: Any, start_indices: Any, end_indices: Any, strides: Any = None, manual_normalization: bool = False
     ) -> Any:
-        starts, ends, steps = (cast("list[object] | None", plain(v)) for v in (start_indices, end_indices, strides))
-        _check_slice(arg, starts, ends, steps)
-        known = None if steps is None else [literal(cast(Size, n)) for n in steps]
-        return self._call("slice", arg, start_indices, end_indices, known)
+        _check_slice(arg, *(cast("list[object] | None", plain(v)) for v in (start_indices, end_indices, strides)))
+        return self._call("slice", arg, start_indices, end_indices, strides)
 
     @translated
     def cat(self, tensors: Sequence[Any], dim: int = 0, manual_padding: bool = False) -> Any:
