@@ -13,7 +13,7 @@ from shardfuse import DataType, FusionDefinition
 from shardfuse.compile import report
 from shardfuse.compile.aten_table import why_not
 from shardfuse.compile.compile_errors import ProgramTextError, UntranslatableError
-from shardfuse.compile.program_text import rebuilt
+from shardfuse.compile.program_text import rebuilt, statements_of
 from shardfuse.compile.region_op import REGION, program_of
 from shardfuse.compiler import compile_fusion
 
@@ -179,3 +179,19 @@ def test_a_program_that_is_given_inputs_up_is_planned_once_with_the_one_that_is_
     for made in (program, dying):
         torch.testing.assert_close(made.fd.execute([given.clone()])[0], given - given.sum(1, keepdim=True))
     assert len(planned) == 1
+
+
+def test_the_text_in_a_graph_has_one_line() -> None:
+    """Inductor writes the arguments of an op into comments; torch 2.11 breaks its code at a second line."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2, -1) + 1
+
+    gm = graph_of(f, [torch.randn(4, 8)])
+    regions_in(gm)
+    (region,) = gm.graph.find_nodes(op="call_function", target=REGION)
+    assert "\n" not in str(region.format_node(include_tensor_metadata=True))
+    text = str(region.args[0])
+    parts = statements_of(text)
+    assert "".join(parts) == text
+    assert [p.strip("; ") for p in parts[1:]] == [s.strip() for s in repr(rebuilt(text)).splitlines()[1:]]

@@ -1,4 +1,7 @@
-"""A definition from its printed text: what ``repr(fd)`` gives, read as data.
+"""A definition as text, and from its text, which is read as data.
+
+The text is what ``repr(fd)`` gives, on one line: Inductor writes the arguments of an op into comments of the code that
+it generates, and torch 2.11 breaks that code where an argument has a second line.
 
 Inductor's caches keep generated code in which each region is its printed text.  Nothing of that text is executed as
 Python: it is parsed, and only calls of the ops and of the few methods that a printed definition has are made, with
@@ -20,6 +23,25 @@ from .compile_errors import ProgramTextError
 
 _OF_DEFINITION = ("define_tensor", "define_scalar", "add_output")
 _OF_TENSOR = ("set_allocation_domain", "get_logical_domain", "get_loop_domain")
+
+
+_HEAD_END = " -> None : "
+"""What a text has before its first statement."""
+_BETWEEN = "; "
+"""Statements.  No string of a printed definition has it: strings are names of dtypes and of special numbers."""
+
+
+def printed(fd: FusionDefinition) -> str:
+    """``fd`` as ``rebuilt`` reads it, without a line end."""
+    head, *statements = repr(fd).splitlines()
+    return f"{head} {_BETWEEN.join(s.strip() for s in statements)}"
+
+
+def statements_of(text: str) -> list[str]:
+    """What ``printed`` gives, in parts, its head and one a statement; joined they are ``text``."""
+    head, colon, body = text.partition(_HEAD_END)
+    *parts, last = body.split(_BETWEEN)
+    return [head + colon, *(part + _BETWEEN for part in parts), last]
 
 
 def rebuilt(text: str) -> FusionDefinition:

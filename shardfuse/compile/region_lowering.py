@@ -35,6 +35,7 @@ from torch._inductor.virtualized import V
 
 from .ahead import compile_ahead
 from .dying_buffers import dying_buffers, let_go
+from .program_text import statements_of
 from .region_op import REGION, Program, program_of
 
 _IMPORT = "from shardfuse.compile.region_call import RegionCall as shardfuse_region"
@@ -161,7 +162,7 @@ def _declared(
     """The name of the object, one for all places whose inputs are laid out alike, and is it new to the module?"""
     layouts = [(x.get_dtype(), x.get_device(), tuple(x.get_size()), tuple(x.get_stride())) for x in inputs]
     name = f"region_{hashlib.sha256(repr((text, layouts, views, shapes, given_up)).encode()).hexdigest()[:12]}"
-    lines = "".join(f"\n    {line!r}" for line in text.splitlines(keepends=True))
+    lines = "".join(f"\n    {line!r}" for line in statements_of(text))
     call = f"{name} = shardfuse_region({lines},\n    {views!r}, {shapes!r}{f', {given_up!r}' if given_up else ''})"
     return name, declare(wrapper, _IMPORT, call)
 

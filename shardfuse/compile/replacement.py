@@ -35,6 +35,7 @@ from ..ir.op import View
 from ..ir.tensor_view import TensorView
 from .aten_table import is_view, translate
 from .compile_errors import UntranslatableError
+from .program_text import printed
 from .random_op import is_seed
 from .rank_region_op import RANK_REGION
 from .region_op import REGION
@@ -65,7 +66,7 @@ def program_of_region(region: Region) -> RegionProgram:
             value = t.values[n]
             assert isinstance(value, TensorView), "outputs are tensors"
             _add_output(t, n, value)
-    return RegionProgram(repr(t.fd), tuple(t.numbers), t.group)
+    return RegionProgram(printed(t.fd), tuple(t.numbers), t.group)
 
 
 def _add_output(t: Translation, node: Node, value: TensorView) -> None:
