@@ -24,7 +24,8 @@ the graph says what is.  What asks for contiguous images behind them, as the cal
 Where that cannot be, as of results that share memory, images stay what they are, and Inductor keeps their regions.
 
 Where Inductor does not, kernels of 16 bits are still for channels-last, and cuDNN turns image, weight and result at
-each call.  Such convolutions are turned where their images are more than what is copied for it once.
+each call.  Such convolutions are turned where that makes far fewer copies: a kernel that computes an image of one order
+and stores it in another is slower than cuDNN's copies are (``TURNING_COPIES``).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import Graph, Node
 
+from ..device.region_costs import TURNING_COPIES
 from .memory_orders import (
     CONVOLUTIONS,
     Askers,
@@ -68,7 +70,7 @@ def turn_convolutions(graph: Graph, *, only_gpu: bool) -> int:
     alike = [n for n in made if values and is_image_in_channels_last(values.get(source_of(n)))]
     asked = {a for read in askers.values() for a in read}
     copied = [n for n in (*made, *asked) if n not in alike]
-    if values is None or not (is_forced or _bytes(copied) < _bytes([*convolutions, *images])):
+    if values is None or not (is_forced or TURNING_COPIES * _bytes(copied) < _bytes([*convolutions, *images])):
         _take_back(graph, made)
         return 0
     _give_back(graph, askers)
