@@ -195,3 +195,24 @@ def test_the_text_in_a_graph_has_one_line() -> None:
     parts = statements_of(text)
     assert "".join(parts) == text
     assert [p.strip("; ") for p in parts[1:]] == [s.strip() for s in repr(rebuilt(text)).splitlines()[1:]]
+
+
+def test_what_torch_makes_of_silu_is_a_product_with_a_sigmoid() -> None:
+    """And of its gradient; of a divisor that is anything else, or of float64, it stays a quotient."""
+
+    def f(x: torch.Tensor, one: float) -> tuple[torch.Tensor, torch.Tensor]:
+        divisor = torch.exp(-x) + one
+        return (x / divisor).sum(-1), (torch.reciprocal(divisor) * x * x).sum(-1)
+
+    for dtype, one, is_sigmoid in (
+        (torch.float32, 1.0, True),
+        (torch.float32, 2.0, False),
+        (torch.float64, 1.0, False),
+    ):
+        x = torch.linspace(-30, 30, 4 * 64, dtype=dtype).reshape(4, 64)
+        gm = graph_of(lambda x, one=one: f(x, one), [x])
+        (found,) = regions_in(gm)
+        assert found.program.count("sigmoid(") == 2 * is_sigmoid
+        assert ("reciprocal(" in found.program) is not is_sigmoid
+        for own, right in zip(gm(x), f(x.double(), one), strict=True):
+            assert_near(own, right, n=8)

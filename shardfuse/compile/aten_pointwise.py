@@ -41,6 +41,7 @@ def pointwise_table() -> dict[object, Rule]:
     table: dict[object, Rule] = {}
     for name in _UNARY:
         table[getattr(aten, name).default] = _plain(name, 1)
+    table[aten.reciprocal.default] = _reciprocal
     for name in _BINARY:
         packet = getattr(aten, name)
         for overload in packet.overloads():
@@ -51,7 +52,7 @@ def pointwise_table() -> dict[object, Rule]:
         table[getattr(aten.sub, overload)] = _scaled("sub")
         table[getattr(aten.mul, overload)] = _mul
         table[getattr(aten.rsub, overload)] = _reversed_sub
-        table[getattr(aten.div, overload)] = _plain("div", 2)
+        table[getattr(aten.div, overload)] = _div
         table[getattr(aten.masked_fill, overload)] = _masked_fill
     for overload in ("Tensor_Scalar", "Tensor_Tensor", "Scalar"):
         table[getattr(aten.pow, overload)] = _pow
@@ -148,6 +149,37 @@ def _source_of_gelu(node: Node) -> Node | None:
         if _operand_beside(erf.args[0], aten.mul.Tensor, math.sqrt(0.5)) is x and tensor_of(x).dtype == torch.float32:
             return x
     return None
+
+
+def _div(t: Translation, node: Node) -> TensorView:
+    """A quotient.  SiLU, as torch has made it, is a product with a sigmoid."""
+    check_arguments(node, 2)
+    a, b = node.args
+    x = _source_of_sigmoid(t, b)
+    return t.ops.truediv(t.operand(a), t.operand(b)) if x is None else t.ops.mul(t.operand(a), t.ops.sigmoid(x))
+
+
+def _reciprocal(t: Translation, node: Node) -> TensorView:
+    """Of an exponential and 1 it is a sigmoid, as torch has made it in the gradient of SiLU."""
+    check_arguments(node, 1)
+    x = _source_of_sigmoid(t, node.args[0])
+    return t.ops.reciprocal(t.operand(node.args[0])) if x is None else t.ops.sigmoid(x)
+
+
+def _source_of_sigmoid(t: Translation, divisor: object) -> TensorView | None:
+    """The float32 ``x`` of ``1 + exp(-x)``; None of anything else.
+
+    A sigmoid takes 5 instructions.  An exponential and a quotient that are right in the last place take ten times as
+    many and a call, for which registers are spilled: a batch norm and SiLU in channels-last, 64 x 96 x 112 x 112, took
+    458 us so, its gradient 574.
+    """
+    exponential = _operand_beside(divisor, aten.add.Tensor, 1)
+    if exponential is None or exponential.target is not aten.exp.default:
+        return None
+    negative = exponential.args[0]
+    x = negative.args[0] if isinstance(negative, Node) and negative.target is aten.neg.default else None
+    found = t.values.get(x) if isinstance(x, Node) else None
+    return found if isinstance(found, TensorView) and found.dtype is DataType.Float else None
 
 
 def _operand_beside(value: object, op: object, number: float) -> Node | None:

@@ -15,8 +15,10 @@ from ..device.region_costs import (
     BYTES_PER_US,
     COLUMN_GROUP_PROGRAMS,
     COLUMN_GROUP_SHARE,
+    GROUP_ACCESSES_PER_US,
     GROUP_BESIDE_SHARE,
     GROUP_SHARE,
+    GROUP_TENSORS,
     HEAVY,
     HOST_US,
     KERNEL_US,
@@ -30,6 +32,7 @@ from ..device.region_costs import (
     UNCONFIRMED_SHARE,
 )
 from ..frontend.explain import Explanation, SegmentExplanation
+from ..schedulers.schedule_parts import Immediate
 from .aten_reductions import scattered_axes
 from .inductor_cost import beside, computed_by, drawn_in_blocks, inductor_us, is_drawn, is_grouped, kernel_of
 from .region_border import border_bytes
@@ -88,7 +91,8 @@ def _ours(plan: Explanation, region: Region) -> float:
         share = _share(s, region)
         if s.scheduler == "looped" and 10 * s.bytes < 9 * plan.bytes:
             share = share if _is_in_two_steps(region) else UNCONFIRMED_SHARE
-        total += s.bytes / (BYTES_PER_US * share)
+        moved = s.bytes / (BYTES_PER_US * share)
+        total += max(moved, _waited(region)) if 2 * s.bytes > plan.bytes and _waits_at_once(s, region) else moved
         rows += s.bytes if (s.scheduler, share) == ("persistent", SHARE_OF_COPY["persistent"]) else 0
     roots = [*region.reductions, *region.outputs]
     blocks = [schedule.reduced for s in plan.segments for stages in s.schedules for schedule in stages]
@@ -101,8 +105,23 @@ def _ours(plan: Explanation, region: Region) -> float:
     return launches * KERNEL_US + max(total, computed)
 
 
+def _waits_at_once(segment: SegmentExplanation, region: Region) -> bool:
+    """Do programs that share a row wait for each other with all of it in registers, for two sums and more?"""
+    group = segment.schedules[0][0].group if segment.schedules else None
+    sums = [n for n in region.reductions if n.target is torch.ops.aten.sum.dim_IntList]
+    is_at_once = segment.scheduler == "persistent" and group is not None and isinstance(group.exchange, Immediate)
+    return is_at_once and len(sums) > 1
+
+
+def _waited(region: Region) -> float:
+    """What they take for all elements that they read and write, whatever their width."""
+    sizes = [math.prod(map(hinted, tensor_of(n).shape)) for n in (*region.inputs, *region.outputs)]
+    large = sum(2 * n > max(sizes) for n in sizes)
+    return sum(sizes) / GROUP_ACCESSES_PER_US * max(large / GROUP_TENSORS, 1.0)
+
+
 def _share(segment: SegmentExplanation, region: Region) -> float:
-    share = _share_by_rows(segment.scheduler, region)
+    share = _share_by_rows(segment, region)
     if share == COLUMN_GROUP_SHARE:
         share *= _used(segment, kernel_of(region.reductions[0]).kept)
     return min(share, TURNED_SHARE) if _is_turned(region) else share
@@ -137,15 +156,18 @@ def _is_in_two_steps(region: Region) -> bool:
     return bool(found) and all(n.target is torch.ops.aten.var_mean.correction and scattered_axes(n)[0] for n in found)
 
 
-def _share_by_rows(scheduler: str, region: Region) -> float:
+def _share_by_rows(segment: SegmentExplanation, region: Region) -> float:
+    scheduler = segment.scheduler
     if _is_in_two_steps(region):
         return STATISTICS_SHARE if scheduler in SCATTERED_SHARES else SHARE_OF_COPY[scheduler]
     if any(kernel_of(n).is_scattered for n in region.reductions):
         return SCATTERED_SHARES.get(scheduler, SHARE_OF_COPY[scheduler])
     if scheduler == "looped" and not any(kernel_of(n).is_inner for n in region.reductions):
         return COLUMN_GROUP_SHARE
-    grouped = [k for n in region.reductions if is_grouped(n) and (k := kernel_of(n)).reduced > PERSISTENT_ROW]
-    if scheduler != "persistent" or not grouped:
+    grouped = [k for n in region.reductions if is_grouped(n, region) and (k := kernel_of(n)).reduced > PERSISTENT_ROW]
+    if scheduler == "persistent" and not grouped:
+        return SHARE_OF_COPY[scheduler] if segment.schedules[0][0].group is None else GROUP_SHARE
+    if not grouped or scheduler != "persistent":
         return SHARE_OF_COPY[scheduler]
     kept = grouped[0].kept
     sizes = [math.prod(map(hinted, tensor_of(n).shape)) for n in region.inputs]

@@ -39,7 +39,13 @@ SHARE_OF_COPY = {
 """The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, misaligned rows apart; of
 transposes, what those between a group norm's gradients reach."""
 GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
-"""Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""
+"""Of rows of several axes, as a group's channels and pixels are, or that programs share; with values for each channel
+and sample beside."""
+GROUP_ACCESSES_PER_US = 7e5
+"""Elements that programs read and write which share rows and wait for two sums: gradients of batch norms of contiguous
+images, 16 x 256 x 4096 and 2 x 32 x 64 x 64 x 64, of 16 bits 6.7e5 to 8.3e5, of 32 bits 5.9e5 to 6.4e5."""
+GROUP_TENSORS = 6
+"""Tensors of which registers hold enough elements for that: of thirteen, ten of them added up first, it was 3.3e5."""
 SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
 """Of such rows in channels-last."""
 COLUMN_GROUP_SHARE = 0.88
@@ -63,6 +69,9 @@ PERSISTENT_ROW = 1024
 """Elements of a row that a kernel of Inductor's holds (``persistent_reduction`` of an inner reduction)."""
 INDUCTOR_ROW_SHARE, INDUCTOR_LOOP_SHARE, INDUCTOR_COLUMN_SHARE = 0.92, 0.85, 0.85
 """Shares of a copy: rows held, rows looped over, and columns, in kernels of Inductor's that read once."""
+INDUCTOR_MASKED_SHARE, MASKED_ROW = 0.66, 512
+"""Of rows of a softmax that asks of each whether anything of it is left, from so many elements on: 411 and 822 MB of
+rows of 512 took 150 and 285 us; rows of 128 reach 0.84."""
 INDUCTOR_SCATTERED_SHARE = 0.30
 """Of rows whose elements lie apart in memory by a few bytes each, as a group's channels do in channels-last: group
 norms reach 0.15 to 0.35."""
@@ -120,6 +129,8 @@ SPLIT_ROWS, SPLIT_ELEMENTS = H200.filling, 8192
 """Fewer rows, of more elements than that, are reduced in parts (``inner_reduction_splits``)."""
 MIXED_ROWS, MIXED_COLUMNS = 4096, 16384
 """Rows at least, and columns at most, of such a kernel."""
+REALIZED_READS = 4
+"""Loads from which on Inductor stores what several read (``realize_reads_threshold``)."""
 REREAD = 0.35
 """What a further pass over a row costs, of the first, where the rows of all programs stay in L2."""
 L2_BYTES = 30e6

@@ -36,8 +36,29 @@ def resnet() -> nn.Module:
     return ResNet((1, 1), 32, 10)
 
 
+class Copied(nn.Module):
+    """Norms that read contiguous images, beside convolutions that Inductor gives channels-last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3, padding=1)
+        self.third, self.norm = nn.Conv2d(64, 32, 3, groups=8), nn.LayerNorm(32)
+        self.last = nn.Linear(32, 10)
+
+    def forward(self, image: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        f = nn.functional
+        a = f.relu(f.instance_norm(self.first(f.pad(image, (1, 1, 1, 1), mode="reflect"))))
+        b = f.gelu(self.norm(self.second(a).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        c = f.silu(f.batch_norm(torch.cat([a, b], 1), None, None, training=True))
+        return f.cross_entropy(self.last(self.third(c).flatten(2).softmax(-1).amax(-1) * 100), labels)
+
+
 def losses(
-    build: Callable[[], nn.Module], backend: str, order: torch.memory_format, device: torch.device
+    build: Callable[[], nn.Module],
+    backend: str,
+    order: torch.memory_format,
+    device: torch.device,
+    options: dict[str, str | int | bool] | None = None,
 ) -> list[float]:
     torch.manual_seed(0)
     model = build().to(device=device, memory_format=order)
@@ -45,7 +66,7 @@ def losses(
     image = torch.randn(4, 4, 32, 32) if build is unet else torch.randn(4, 3, 64, 64)
     rest = (torch.randn(4, 64), torch.randn(4, 4, 16, 16)) if build is unet else (torch.randint(10, (4,)),)
     given = [x.to(device, memory_format=order) if x.ndim == 4 else x.to(device) for x in (image, *rest)]
-    step = torch.compile(model, backend=backend, dynamic=False)
+    step = torch.compile(model, backend=backend, dynamic=False, options=options)
     found: list[float] = []
     for k in range(4):
         torch.manual_seed(10 + k)
@@ -71,6 +92,14 @@ def test_losses_of_convolutional_models_are_inductor_s(
     """A dropout that kept other elements would be off by percents."""
     peer, own = (losses(build, backend, order, device) for backend in ("inductor", "shardfuse"))
     assert own == pytest.approx(peer, rel=2.0**-7)
+    assert peer[-1] < peer[0]
+
+
+def test_what_a_region_asks_inductor_to_copy(device: torch.device) -> None:
+    """The region is among the origins of such a copy, and Inductor writes these into comments of its kernel."""
+    peer = losses(Copied, "inductor", torch.contiguous_format, device)
+    own = losses(Copied, "shardfuse", torch.contiguous_format, device, {"shardfuse.take": "all"})
+    assert own == pytest.approx(peer, rel=1e-3)
     assert peer[-1] < peer[0]
 
 
