@@ -99,7 +99,7 @@ def test_what_a_region_asks_inductor_to_copy(device: torch.device) -> None:
     """The region is among the origins of such a copy, and Inductor writes these into comments of its kernel."""
     peer = losses(Copied, "inductor", torch.contiguous_format, device)
     own = losses(Copied, "shardfuse", torch.contiguous_format, device, {"shardfuse.take": "all"})
-    assert own == pytest.approx(peer, rel=1e-3)
+    assert own == pytest.approx(peer, rel=5e-4)
     assert peer[-1] < peer[0]
 
 
