@@ -68,8 +68,7 @@ class PostGradPass(CustomGraphPass):
             other(graph)
         if self.take == "none":
             return
-        # That C++ cannot hold a text of several lines, as a region's program is.  An ahead-of-time package can, but it
-        # would need Python and shardfuse wherever it runs.
+        # That C++ calls no object of Python.  An ahead-of-time package would need Python and shardfuse wherever it runs.
         if inductor_config.cpp_wrapper:
             log.info("no region is handed over: Inductor writes C++ here, which does not call them")
             return
