@@ -95,12 +95,14 @@ def test_losses_of_convolutional_models_are_inductor_s(
     assert peer[-1] < peer[0]
 
 
-def test_what_a_region_asks_inductor_to_copy(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The region is among the origins of such a copy, and Inductor writes these into comments of its kernel."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_what_a_region_asks_inductor_to_copy(device: torch.device) -> None:
+    """The region is among the origins of such a copy, and Inductor writes these into comments of its kernel.
+
+    A loss may be rounded to its neighbour in bfloat16.
+    """
     peer = losses(Copied, "inductor", torch.contiguous_format, device)
     own = losses(Copied, "shardfuse", torch.contiguous_format, device, {"shardfuse.take": "all"})
-    assert own == pytest.approx(peer, rel=1e-4)
+    assert own == pytest.approx(peer, rel=2.0**-8)
     assert peer[-1] < peer[0]
 
 
