@@ -225,16 +225,20 @@ def test_other_max_pools_stay(rest: tuple[list[int], bool]) -> None:
     assert take_pools(gm.graph, only_gains=False) == 0
 
 
-@pytest.mark.parametrize(("side", "hidden", "taken"), [(112, False, 2), (56, False, 1), (56, True, 2), (14, True, 0)])
-def test_pools_are_taken_where_they_gain(side: int, hidden: bool, taken: int) -> None:
-    """32 images of 64 channels on a GPU: the gradient gains more than the pool."""
+@pytest.mark.parametrize(
+    ("side", "hidden", "trains", "taken"),
+    [(112, False, True, 2), (56, False, True, 1), (56, True, True, 2), (14, True, True, 0), (112, True, False, 1)],
+)
+def test_pools_are_taken_where_they_gain(side: int, hidden: bool, trains: bool, taken: int) -> None:
+    """32 images of 64 channels on a GPU: the gradient gains more than the pool, which gains only for a gradient."""
 
-    def f(x: torch.Tensor, g: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def f(x: torch.Tensor, g: torch.Tensor, offsets: torch.Tensor) -> tuple[object, torch.Tensor]:
         window = [3, 3], [2, 2], [1, 1]
-        pooled = torch.ops.prims._low_memory_max_pool_with_offsets.default(x, *window, [1, 1], False)[0]
+        pooled = torch.ops.prims._low_memory_max_pool_with_offsets.default(x, *window, [1, 1], False)
         to_indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices.default
         indices = to_indices(offsets, [3, 3], [side, side], [2, 2], [1, 1], [1, 1])
-        return pooled, aten.max_pool2d_with_indices_backward(g, x, *window, [1, 1], False, indices)
+        gradient = aten.max_pool2d_with_indices_backward(g, x, *window, [1, 1], False, indices)
+        return pooled if trains else pooled[0], gradient
 
     with FakeTensorMode():
         sizes = [(32, 64, n, n) for n in (side, side // 2, side // 2)]

@@ -92,7 +92,7 @@ def _ours(plan: Explanation, region: Region) -> float:
         if s.scheduler == "looped" and 10 * s.bytes < 9 * plan.bytes:
             share = share if _is_in_two_steps(region) else UNCONFIRMED_SHARE
         moved = s.bytes / (BYTES_PER_US * share)
-        total += max(moved, _waited(region)) if 2 * s.bytes > plan.bytes and _waits_at_once(s, region) else moved
+        total += max(moved, _waited_us(s, region)) if 2 * s.bytes > plan.bytes else moved
         rows += s.bytes if (s.scheduler, share) == ("persistent", SHARE_OF_COPY["persistent"]) else 0
     roots = [*region.reductions, *region.outputs]
     blocks = [schedule.reduced for s in plan.segments for stages in s.schedules for schedule in stages]
@@ -105,23 +105,22 @@ def _ours(plan: Explanation, region: Region) -> float:
     return launches * KERNEL_US + max(total, computed)
 
 
-def _waits_at_once(segment: SegmentExplanation, region: Region) -> bool:
-    """Do programs that share a row wait for each other with all of it in registers, for two sums and more?"""
+def _waited_us(segment: SegmentExplanation, region: Region) -> float:
+    """What programs take that wait for two sums and more, of rows that they share and hold, whatever their elements'
+    width: rows of several axes, or of more tensors than registers have room for; 0 of others."""
     group = segment.schedules[0][0].group if segment.schedules else None
     sums = [n for n in region.reductions if n.target is torch.ops.aten.sum.dim_IntList]
     is_at_once = segment.scheduler == "persistent" and group is not None and isinstance(group.exchange, Immediate)
-    return is_at_once and len(sums) > 1
-
-
-def _waited(region: Region) -> float:
-    """What they take for all elements that they read and write, whatever their width."""
     sizes = [math.prod(map(hinted, tensor_of(n).shape)) for n in (*region.inputs, *region.outputs)]
     large = sum(2 * n > max(sizes) for n in sizes)
+    is_apart = large > GROUP_TENSORS or any(is_grouped(n, region) for n in sums)
+    if not (is_at_once and len(sums) > 1 and is_apart):
+        return 0.0
     return sum(sizes) / GROUP_ACCESSES_PER_US * max(large / GROUP_TENSORS, 1.0)
 
 
 def _share(segment: SegmentExplanation, region: Region) -> float:
-    share = _share_by_rows(segment, region)
+    share = _share_by_rows(segment.scheduler, region)
     if share == COLUMN_GROUP_SHARE:
         share *= _used(segment, kernel_of(region.reductions[0]).kept)
     return min(share, TURNED_SHARE) if _is_turned(region) else share
@@ -156,8 +155,7 @@ def _is_in_two_steps(region: Region) -> bool:
     return bool(found) and all(n.target is torch.ops.aten.var_mean.correction and scattered_axes(n)[0] for n in found)
 
 
-def _share_by_rows(segment: SegmentExplanation, region: Region) -> float:
-    scheduler = segment.scheduler
+def _share_by_rows(scheduler: str, region: Region) -> float:
     if _is_in_two_steps(region):
         return STATISTICS_SHARE if scheduler in SCATTERED_SHARES else SHARE_OF_COPY[scheduler]
     if any(kernel_of(n).is_scattered for n in region.reductions):
@@ -165,9 +163,7 @@ def _share_by_rows(segment: SegmentExplanation, region: Region) -> float:
     if scheduler == "looped" and not any(kernel_of(n).is_inner for n in region.reductions):
         return COLUMN_GROUP_SHARE
     grouped = [k for n in region.reductions if is_grouped(n, region) and (k := kernel_of(n)).reduced > PERSISTENT_ROW]
-    if scheduler == "persistent" and not grouped:
-        return SHARE_OF_COPY[scheduler] if segment.schedules[0][0].group is None else GROUP_SHARE
-    if not grouped or scheduler != "persistent":
+    if scheduler != "persistent" or not grouped:
         return SHARE_OF_COPY[scheduler]
     kept = grouped[0].kept
     sizes = [math.prod(map(hinted, tensor_of(n).shape)) for n in region.inputs]

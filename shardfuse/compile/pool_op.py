@@ -63,7 +63,7 @@ def take_pools(graph: Graph, *, only_gains: bool = True, is_host_hidden: bool = 
     gradients = [(n, o) for n, o in found if o is not None]
     if only_gains:
         least = LEAST_US + (0.0 if is_host_hidden else HOST_US)
-        pools = [n for n in pools if _gain_us(tensor_of(_image_of(n)), POOL_GAIN_US) >= least]
+        pools = [n for n in pools if _gives_offsets(n) and _gain_us(tensor_of(_image_of(n)), POOL_GAIN_US) >= least]
         gradients = [(n, o) for n, o in gradients if _gain_us(tensor_of(n), POOL_GRADIENT_GAIN_US) >= least]
     for n in pools:
         _replace_pool(graph, n)
@@ -87,6 +87,12 @@ def _is_pool(n: Node) -> bool:
         return False
     is_taken = value.ndim == 4 and value.numel() > 0 and value.is_floating_point() and value.itemsize <= 4
     return is_taken and all(u.target is operator.getitem for u in n.users)
+
+
+def _gives_offsets(pool: Node) -> bool:
+    """Does a gradient read which pixels were chosen?  Without, Inductor's kernel computes less than this one, and is
+    no slower: 36 us where 42 are, 32 x 64 x 112 x 112 of float32."""
+    return any(u.args[1] == 1 and bool(u.users) for u in pool.users)
 
 
 def _image_of(pool: Node) -> Node:

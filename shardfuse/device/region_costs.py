@@ -39,11 +39,11 @@ SHARE_OF_COPY = {
 """The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, misaligned rows apart; of
 transposes, what those between a group norm's gradients reach."""
 GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
-"""Of rows of several axes, as a group's channels and pixels are, or that programs share; with values for each channel
-and sample beside."""
+"""Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""
 GROUP_ACCESSES_PER_US = 7e5
-"""Elements that programs read and write which share rows and wait for two sums: gradients of batch norms of contiguous
-images, 16 x 256 x 4096 and 2 x 32 x 64 x 64 x 64, of 16 bits 6.7e5 to 8.3e5, of 32 bits 5.9e5 to 6.4e5."""
+"""Elements that programs read and write which share rows of several axes and wait for two sums: gradients of batch
+norms of contiguous images, 16 x 256 x 4096 and 2 x 32 x 64 x 64 x 64, of 16 bits 6.7e5 to 8.3e5, of 32 bits 5.9e5 to
+6.4e5."""
 GROUP_TENSORS = 6
 """Tensors of which registers hold enough elements for that: of thirteen, ten of them added up first, it was 3.3e5."""
 SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
