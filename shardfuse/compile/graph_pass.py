@@ -68,7 +68,7 @@ class PostGradPass(CustomGraphPass):
             other(graph)
         if self.take == "none":
             return
-        # That C++ calls no object of Python.  A package made ahead of time would need Python and shardfuse where it runs.
+        # That C++ calls no object of Python; a package made ahead of time would need shardfuse wherever it runs.
         if inductor_config.cpp_wrapper:
             log.info("no region is handed over: Inductor writes C++ here, which does not call them")
             return
