@@ -23,7 +23,13 @@ from shardfuse.frontend.explain import Explanation
 
 F = torch.nn.functional
 BF16 = torch.bfloat16
-Shaped = tuple[tuple[int, ...], torch.dtype]
+Shaped = tuple[tuple[int, ...], torch.dtype] | tuple[tuple[int, ...], torch.dtype, tuple[int, ...]]
+"""A shape, a dtype, and the axes as they are in memory, the outermost first."""
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, order: tuple[int, ...] = ()) -> torch.Tensor:
+    axes = order or tuple(range(len(shape)))
+    return torch.empty([shape[d] for d in axes], dtype=dtype).permute([axes.index(d) for d in range(len(shape))])
 
 
 def planned(
@@ -31,7 +37,7 @@ def planned(
 ) -> tuple[Cost, Explanation]:
     """Of the one region of ``f``."""
     with FakeTensorMode():
-        gm = graph_of(f, [torch.empty(shape, dtype=dtype) for shape, dtype in shapes])
+        gm = graph_of(f, [empty(*shaped) for shaped in shapes])
         (region,) = regions_of(gm.graph)[0]
     plan = _plan(program_of(program_of_region(region).text).fd, region)
     return cost_of(region, plan, is_host_hidden=graphs, is_mix_order=mixed), plan

@@ -86,3 +86,24 @@ def test_many_gradients_that_are_added_up_before_a_norm_s_are_left() -> None:
     shape = ((4, 256, 64, 64), torch.float32)
     cost, _ = planned(f, *[shape] * 11)
     assert not cost.gains, str(cost)
+
+
+def test_gradients_of_norms_whose_operands_have_other_axes_innermost_gain() -> None:
+    """Of a LayerNorm of 64 x 96 x 56 x 56: 206 us, Inductor's 507."""
+
+    def f(
+        dy: torch.Tensor, w: torch.Tensor, normed: torch.Tensor, rstd: torch.Tensor, scale: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        g = dy.float().permute(0, 2, 3, 1)
+        scaled = g * w
+        row = scaled * 96 - scaled.sum(3, True) - normed * (scaled * normed).sum(3, True)
+        dx = rstd * row
+        return dx, (g * normed).sum([0, 1, 2]), g.sum([0, 1, 2]), (dx.permute(0, 3, 1, 2) * scale).bfloat16()
+
+    image, pixel = (64, 96, 56, 56), (64, 56, 56, 1)
+    wide = torch.float32
+    normed = ((64, 56, 56, 96), wide, (0, 1, 3, 2))
+    cost, _ = planned(
+        f, (image, BF16, (0, 2, 3, 1)), ((96,), wide), normed, (pixel, wide), ((96, 1, 1), wide)
+    )  # fmt: skip
+    assert cost.gains, str(cost)

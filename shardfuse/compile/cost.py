@@ -21,6 +21,7 @@ from ..device.region_costs import (
     GROUP_TENSORS,
     HEAVY,
     HOST_US,
+    INDUCTOR_TURNED_SHARE,
     KERNEL_US,
     LEAST_US,
     OPS_PER_US,
@@ -67,6 +68,8 @@ def cost_of(region: Region, plan: Explanation, *, is_host_hidden: bool, is_mix_o
     """``is_host_hidden``: by CUDA graphs, or behind what the GPU has to do.  ``is_mix_order``: of Inductor's
     configuration."""
     inductor, kernels = inductor_us(region, is_mix_order=is_mix_order)
+    if _is_turned(region) and any(s.scheduler == "mix_order" for s in plan.segments):
+        inductor = max(inductor, plan.bytes / (BYTES_PER_US * INDUCTOR_TURNED_SHARE))
     launches = max(plan.kernels, 1) + 1 - kernels
     host = 0.0 if is_host_hidden else HOST_US * max(launches, 0)
     moved = border_bytes(region)

@@ -59,6 +59,10 @@ STATISTICS_SHARE = 0.6
 TURNED_SHARE = 0.25
 """Of kernels whose tensors have elements side by side along different axes, as a dropout's mask that is contiguous has
 beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""
+INDUCTOR_TURNED_SHARE = 0.14
+"""Of Inductor's for such sums of rows and of columns: gradients of LayerNorms of images, 64 x 96 x 56 x 56 and
+64 x 192 x 28 x 28, of which an operand has pixels innermost, took 507 and 227 us, and 206 and 101 in shardfuse's
+kernels."""
 TURNING_COPIES = 2
 """Times what cuDNN's copies take that those of a graph do, which are stored by the kernels that compute the images.  Of
 a U-Net of volumes whose instance norms are contiguous, forward, 422 MB in place of cuDNN's 491 took 950 us more in
