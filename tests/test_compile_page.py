@@ -13,7 +13,7 @@ from test_explain_page import Checked
 from shardfuse.compile import ledger, report, reporting
 from shardfuse.compile.graph_pass import hand_over
 from shardfuse.compile.ledger import Report
-from shardfuse.compile.program_text import statements_of
+from shardfuse.compile.program_text import on_lines
 from shardfuse.compile.region_page import page
 from shardfuse.errors import ArgumentError, PageError
 from shardfuse.frontend.page import COPY_BANDWIDTH
@@ -39,7 +39,7 @@ def test_a_page_holds_regions_and_what_is_between(tmp_path: Path) -> None:
     assert found.regions[1].behind == (0,)
     assert "there is nothing to gain on a CPU" in checked.text
     for r in found.regions:
-        assert statements_of(r.program)[1].strip() in checked.text
+        assert on_lines(r.program) in checked.text
         assert f"{r.us:.1f} us" in checked.text
         assert r.plan is not None
         for segment in r.plan.segments:

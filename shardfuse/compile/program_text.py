@@ -44,6 +44,12 @@ def statements_of(text: str) -> list[str]:
     return [head + colon, *(part + _BETWEEN for part in parts), last]
 
 
+def on_lines(text: str) -> str:
+    """The same function as a person writes it, with a line for each statement."""
+    head, *statements = statements_of(text)
+    return "\n".join([head.rstrip(), *(f"    {s.removesuffix(_BETWEEN)}" for s in statements)]) if head else text
+
+
 def rebuilt(text: str) -> FusionDefinition:
     """The definition that prints ``text``.  Raises ``ProgramTextError``."""
     try:

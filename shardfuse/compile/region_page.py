@@ -13,7 +13,7 @@ from pathlib import Path
 from ..frontend.page import COPY_BANDWIDTH, Step, document, kernels_table, numbers_text, size_text, write_document
 from ..frontend.page_drawing import Graph, Node, graph_svg
 from .ledger import FROM_CACHE, RegionReport, Report
-from .program_text import statements_of
+from .program_text import on_lines
 
 _MOST_NODES = 120
 """Of a graph of more regions the first are drawn."""
@@ -112,6 +112,6 @@ def _details(k: int, r: RegionReport) -> str:
         ],
         is_on_cpu=False,
     )  # fmt: skip
-    program = f"<pre>{escape(chr(10).join(statements_of(r.program)))}</pre>" if r.program else ""
+    program = f"<pre>{escape(on_lines(r.program))}</pre>" if r.program else ""
     title = f"{k}: {'taken' if r.taken else 'left'}, {r.inputs} in, {r.outputs} out: {_named(r)[:80]}"
     return f"<details><summary>{escape(title)}</summary><p>{escape(ops)}</p>{lines}{kernels}{program}</details>"
