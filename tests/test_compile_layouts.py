@@ -88,6 +88,9 @@ def test_what_needs_more_copies_than_cudnn_makes_stays_contiguous() -> None:
     small = blocks_inputs(last=False)
     gm = visible(graph_of(block, [numbers(1, 3, 4, 4), *small[1:]]), 0)
     assert keep_channels_last(gm.graph, only_gpu=False) == 0, "weights are larger than images"
+    for side, copies in ((12, 3), (8, 0)):  # 4896 and 3936 B of copies beside 15552 and 6912 of images
+        gm = visible(graph_of(block, [numbers(1, 3, side, side), *small[1:]]), 0)
+        assert keep_channels_last(gm.graph, only_gpu=False) == copies, "half of cuDNN's copies, and not a few fewer"
 
 
 @pytest.mark.usefixtures("by_inductor")

@@ -13,7 +13,7 @@ from shardfuse import DataType, FusionDefinition
 from shardfuse.compile import report
 from shardfuse.compile.aten_table import why_not
 from shardfuse.compile.compile_errors import ProgramTextError, UntranslatableError
-from shardfuse.compile.program_text import on_lines, rebuilt, statements_of
+from shardfuse.compile.program_text import on_lines, printed, rebuilt, statements_of
 from shardfuse.compile.region_op import REGION, program_of
 from shardfuse.compiler import compile_fusion
 
@@ -60,7 +60,7 @@ def test_a_printed_definition_is_rebuilt() -> None:
 def test_text_that_no_definition_prints_is_refused(statement: str) -> None:
     head = "def nvfuser_fusion(fd : FusionDefinition) -> None :\n"
     text = f"{head}    T0 = fd.define_tensor(shape=[4], dtype=DataType.Float, is_cpu=False)\n    {statement}\n"
-    with pytest.raises(ProgramTextError, match="line 3"):
+    with pytest.raises(ProgramTextError, match="statement 2"):
         rebuilt(text)
 
 
@@ -195,6 +195,41 @@ def test_the_text_in_a_graph_has_one_line() -> None:
     parts = statements_of(text)
     assert "".join(parts) == text
     assert on_lines(text) == repr(rebuilt(text)).rstrip()
+
+
+def test_a_refusal_says_which_statement() -> None:
+    text = printed(rebuilt(norm_text()))
+    refused = text.replace("fd.ops.rsqrt(", "fd.ops.rsqrt(2 ** ")
+    number = 1 + text[: text.index("fd.ops.rsqrt(")].count("; ")
+    with pytest.raises(ProgramTextError, match=rf"statement {number}: 2 \*\* T"):
+        rebuilt(refused)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "gelu"])
+def test_what_torch_has_made_is_of_what_it_was_made_of(name: str) -> None:
+    """Another op changes ``x`` in between, and the last of what stands for one op is in a region of its own."""
+
+    def halve(x: torch.Tensor) -> None:
+        x.mul_(0.5)
+
+    def f(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        half, share = x * 0.5, torch.erf(x * 0.5**0.5) + 1
+        divisor = torch.exp(-x) + 1
+        torch.ops.shardfuse_tests.halve_(x)
+        made = a / divisor if name == "sigmoid" else half * share
+        return (made + x).sum(-1)
+
+    given = torch.randn(4, 64), torch.randn(4, 64)
+    with torch.library._scoped_library("shardfuse_tests", "FRAGMENT") as library:
+        library.define("halve_(Tensor(a!) x) -> ()")
+        library.impl("halve_", halve, "CPU")
+        library.impl("halve_", lambda x: None, "Meta")
+        gm = graph_of(f, [x.clone() for x in given])
+        programs = [r.program for r in regions_in(gm)]
+        assert programs
+        assert all(f"{name}(" not in p for p in programs)
+        right = f(*(x.double() for x in given))
+        assert_near(gm(*(x.clone() for x in given)), right, n=8)
 
 
 def test_what_torch_makes_of_silu_is_a_product_with_a_sigmoid() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from test_compile_cost import BF16, F, gradient, planned
 
@@ -24,6 +25,44 @@ def test_a_masked_softmax_gains_where_rows_are_long() -> None:
     assert not planned(f, ((384, 128, 128), torch.float32), short)[0].gains
 
 
+def test_a_row_that_is_asked_something_else_is_read_as_any() -> None:
+    """What is true anywhere of rows of 512: no softmax is beside it."""
+    cost, _ = planned(lambda x: x.isinf().any(-1), ((384, 512, 512), torch.float32))
+    assert not cost.gains, str(cost)
+
+
+def test_what_inductor_holds_is_not_stored() -> None:
+    """A LayerNorm of rows of 1024 of five tensors' sum is one kernel of Inductor's, which stores its result alone."""
+
+    def f(w: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        total = given[0].float()
+        for x in given[1:]:
+            total = total + x
+        return F.layer_norm(total, (1024,), w, w).bfloat16()
+
+    five, four = (planned(f, ((1024,), torch.float32), *[((8192, 1024), BF16)] * n)[0] for n in (5, 4))
+    assert five.inductor == pytest.approx(four.inductor * 6 / 5, rel=0.05)
+    assert not five.gains
+
+
+def test_axes_are_one_in_whatever_order_they_are_named() -> None:
+    wide = ((16, 256, 64, 64), BF16)
+    named = [
+        planned(lambda x, axes=axes: x - x.float().mean(axes, True), wide)[0] for axes in ([2, 3], [3, 2], [-1, -2])
+    ]
+    assert named[0] == named[1] == named[2]
+
+
+def test_parts_that_rest_on_reductions_are_computed_once() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([F.gelu(F.layer_norm(v, (1024,))) for v in (x, y)], -1)
+
+    of_two, of_one = (
+        planned(g, *[((8192, 1024), BF16)] * n)[0] for g, n in ((f, 2), (lambda x: F.gelu(F.layer_norm(x, (1024,))), 1))
+    )
+    assert of_two.inductor < 2.5 * of_one.inductor
+
+
 def test_gradients_that_are_joined_gain() -> None:
     """Of a gated GELU, 8192 x 1152 and twice that: 27 us, Inductor's 70, which computes both parts for all of it."""
 
@@ -39,7 +78,7 @@ def test_gradients_that_are_joined_gain() -> None:
 
 
 def test_the_gradient_of_heads_that_are_turned_into_a_bias_is_left() -> None:
-    """384 x 64 x 512 of float16: two kernels, 94 us in one, Inductor's 28."""
+    """384 x 64 x 512 of float16: 94 us, Inductor's 28."""
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows = (x.float().reshape(32, 12, 64, 512) * 0.35).permute(0, 1, 3, 2).half()
@@ -47,8 +86,10 @@ def test_the_gradient_of_heads_that_are_turned_into_a_bias_is_left() -> None:
         return rows, rows.float().sum(0)
 
     cost, plan = planned(f, ((384, 64, 512), HALF))
-    assert [s.scheduler for s in plan.segments] == ["transpose", "reduction"]
+    assert [s.turns for s in plan.segments] == [True]
     assert not cost.gains, str(cost)
+    cost, plan = planned(lambda x: (x * 2, x.float().sum(0)), ((16384, 768), HALF))
+    assert [s.turns for s in plan.segments] == [False]
 
 
 def _batch_norm_backward(

@@ -130,14 +130,14 @@ def _rounded(t: Translation, node: Node, value: TensorView) -> TensorView:
 def _mul(t: Translation, node: Node) -> TensorView:
     """Of truth values: both of them.  What torch makes of GELU is that op again, whose kernel computes less."""
     check_arguments(node, 2)
-    x = _source_of_gelu(node)
+    x = _source_of_gelu(t, node)
     if x is not None and isinstance(t.values.get(x), TensorView):
         return t.ops.gelu(t.tensor(x))
     a, b = (t.operand(v) for v in node.args)
     return t.ops.logical_and(a, b) if tensor_of(node).dtype == torch.bool else t.ops.mul(a, b)
 
 
-def _source_of_gelu(node: Node) -> Node | None:
+def _source_of_gelu(t: Translation, node: Node) -> Node | None:
     """``x`` of ``(x * 0.5) * (erf(x * sqrt(0.5)) + 1)`` in float32; None where the product is another one."""
     if tensor_of(node).dtype != torch.float32:
         return None
@@ -146,15 +146,20 @@ def _source_of_gelu(node: Node) -> Node | None:
         x = _operand_beside(half, aten.mul.Tensor, 0.5)
         if x is None or erf is None or erf.target is not aten.erf.default:
             continue
-        if _operand_beside(erf.args[0], aten.mul.Tensor, math.sqrt(0.5)) is x and tensor_of(x).dtype == torch.float32:
+        is_gelu = _operand_beside(erf.args[0], aten.mul.Tensor, math.sqrt(0.5)) is x
+        chain = (cast(Node, n) for n in (half, share, erf, erf.args[0]))
+        if is_gelu and tensor_of(x).dtype == torch.float32 and t.is_made(*chain):
             return x
     return None
 
 
 def _div(t: Translation, node: Node) -> TensorView:
-    """A quotient.  SiLU, as torch has made it, is a product with a sigmoid."""
     check_arguments(node, 2)
-    a, b = node.args
+    return _quotient(t, *node.args)
+
+
+def _quotient(t: Translation, a: object, b: object) -> TensorView:
+    """SiLU, as torch has made it, is a product with a sigmoid."""
     x = _source_of_sigmoid(t, b)
     return t.ops.truediv(t.operand(a), t.operand(b)) if x is None else t.ops.mul(t.operand(a), t.ops.sigmoid(x))
 
@@ -174,12 +179,18 @@ def _source_of_sigmoid(t: Translation, divisor: object) -> TensorView | None:
     458 us so, its gradient 574.
     """
     exponential = _operand_beside(divisor, aten.add.Tensor, 1)
-    if exponential is None or exponential.target is not aten.exp.default:
+    negative = _operand_of(exponential, aten.exp.default)
+    x = _operand_of(negative, aten.neg.default)
+    if exponential is None or negative is None or not t.is_made(cast(Node, divisor), exponential, negative):
         return None
-    negative = exponential.args[0]
-    x = negative.args[0] if isinstance(negative, Node) and negative.target is aten.neg.default else None
-    found = t.values.get(x) if isinstance(x, Node) else None
+    found = t.values.get(x) if x is not None else None
     return found if isinstance(found, TensorView) and found.dtype is DataType.Float else None
+
+
+def _operand_of(value: Node | None, op: object) -> Node | None:
+    """What ``op`` of one operand is taken of; None where the value is something else."""
+    x = value.args[0] if value is not None and value.target is op else None
+    return x if isinstance(x, Node) else None
 
 
 def _operand_beside(value: object, op: object, number: float) -> Node | None:
@@ -256,10 +267,9 @@ def _between(t: Translation, node: Node, low: object, high: object) -> TensorVie
 
 def _divided(t: Translation, node: Node) -> TensorView:
     check_arguments(node, 2, "rounding_mode")
-    a, b = (t.operand(v) for v in node.args[:2])
     mode = node.kwargs.get("rounding_mode")
     if mode is None:
-        return t.ops.div(a, b)
+        return _quotient(t, *node.args[:2])
     raise UntranslatableError("rounding_mode", mode, "None: rounded quotients are torch calls")
 
 

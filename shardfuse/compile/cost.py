@@ -30,6 +30,7 @@ from ..device.region_costs import (
     SHARE_OF_COPY,
     STATISTICS_SHARE,
     TURNED_SHARE,
+    TURNING_SUM_SHARE,
     UNCONFIRMED_SHARE,
 )
 from ..frontend.explain import Explanation, SegmentExplanation
@@ -126,6 +127,7 @@ def _share(segment: SegmentExplanation, region: Region) -> float:
     share = _share_by_rows(segment.scheduler, region)
     if share == COLUMN_GROUP_SHARE:
         share *= _used(segment, kernel_of(region.reductions[0]).kept)
+    share = min(share, TURNING_SUM_SHARE) if segment.turns else share
     return min(share, TURNED_SHARE) if _is_turned(region) else share
 
 

@@ -35,6 +35,7 @@ from ..device.region_costs import (
     INDUCTOR_ROW_SHARE,
     INDUCTOR_SCATTERED_SHARE,
     INDUCTOR_STORED_MASK,
+    JOINED,
     KERNEL_US,
     L2_BYTES,
     MASKED_ROW,
@@ -95,11 +96,11 @@ def inductor_us(region: Region, *, is_mix_order: bool) -> tuple[float, int]:
     owner = _owner_of(region, kernels, wide)
     if owner is not None and is_mix_order and _is_mixed(owner, list(kernels)):
         return _mixed_us(region, kernels, owner, wide), len(region.reductions) - len(kernels[owner]) + 1
-    realized = _realized(region)
+    realized = _realized(region, kernels)
     total = 0.0
     for k, n in enumerate(realized):
-        if n not in wide:  # what makes the wide ones is below
-            total += sum(map(nbytes, (n, *_read(region, [n], realized[:k])))) / BYTES_PER_US
+        if n not in wide:  # what makes the wide ones is below; the first that reads it makes it, and stores it
+            total += sum(map(nbytes, _read(region, [n], realized[:k]))) / BYTES_PER_US
     for kernel, of in kernels.items():
         total += _kernel_us(region, kernel, of, wide if kernel == owner else [], realized)
     launches = len(kernels)
@@ -117,11 +118,12 @@ def _computed(region: Region, made: Sequence[Node]) -> float:
 def is_grouped(reduction: Node, region: Region) -> bool:
     """Are its rows of several axes, of several rows, for which indices are divided?
 
-    Axes next to each other in memory are one, as pixels are, unless something has a value for a part of the row.
+    Axes next to each other in memory are one, as pixels are, where an operand has a value for each row, or for each
+    element, or is one number.
     """
     kernel, source = kernel_of(reduction), _source_of(reduction)
     sizes = list(map(hinted, source.shape))
-    axes = [d for d in _axes(reduction, len(sizes)) if sizes[d] > 1]
+    axes = sorted(d for d in _axes(reduction, len(sizes)) if sizes[d] > 1)
     if not kernel.is_inner or kernel.kept <= 1 or len(axes) <= 1:
         return False
     is_one = all(hinted(source.stride(a)) == hinted(source.stride(b)) * sizes[b] for a, b in pairwise(axes))
@@ -178,14 +180,18 @@ def _is_mixed(rows: ReductionKernel, kernels: Sequence[ReductionKernel]) -> bool
     return rows.kept >= max(MIXED_ROWS, 2 * rows.reduced) and rows.reduced <= MIXED_COLUMNS
 
 
-def _realized(region: Region) -> list[Node]:
-    """What Inductor stores though it is pointwise, as several read it, reductions among them, and it is made of many
-    tensors."""
+def _realized(region: Region, kernels: Mapping[ReductionKernel, Sequence[Node]]) -> list[Node]:
+    """What Inductor stores though it is pointwise: several read it, and it is made of many tensors.
+
+    A kernel that holds its rows stores nothing for itself.
+    """
     found: list[Node] = []
-    wanted = set(_upstream(region, region.reductions))
+    behind = [(kernel, set(_upstream(region, of))) for kernel, of in kernels.items()]
     for n in region.nodes:
+        readers = [kernel for kernel, before in behind if n in before]
         is_pointwise = n.target not in aten_ops().reductions and n.target is not operator.getitem and not is_view(n)
-        if is_pointwise and n in wanted and _reader_count(n) > 1 and len(_read(region, [n], found)) > REALIZED_READS:
+        is_again = len(readers) > 1 or any(k.reduced > PERSISTENT_ROW for k in readers)
+        if is_pointwise and is_again and _reader_count(n) > 1 and len(_read(region, [n], found)) > REALIZED_READS:
             found.append(n)
     return found
 
@@ -227,8 +233,7 @@ def _kernel_us(
     computed = computed_by(region, roots, heavy, stored, joins_whole=True) / INDUCTOR_POINTWISE_OPS_PER_US
     if kernel.reduced <= PERSISTENT_ROW:
         moved = (read + written) / BYTES_PER_US
-        is_masked = kernel.reduced >= MASKED_ROW and any(n.target is torch.ops.aten.any.dim for n in reductions)
-        share = INDUCTOR_MASKED_SHARE if is_masked else INDUCTOR_ROW_SHARE
+        share = INDUCTOR_MASKED_SHARE if _is_masked_softmax(kernel, reductions) else INDUCTOR_ROW_SHARE
         return KERNEL_US + (beside(moved, computed) if drawn else max(moved / share, computed))
     depth = _depths(region)
     passes = 1 + max(depth[n] for n in reductions) - min(depth[n] for n in reductions) + (1 if wide else 0)
@@ -237,6 +242,16 @@ def _kernel_us(
     again = REREAD if row * min(RESIDENT_ROWS, kernel.kept) <= L2_BYTES else 1.0
     moved = (read + later * again * (passes - 1) + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
     return KERNEL_US + (beside(moved, computed) if drawn else max(moved, computed))
+
+
+def _is_masked_softmax(kernel: ReductionKernel, reductions: Sequence[Node]) -> bool:
+    """Is a long row asked whether anything of it is left, beside its maximum and the sum of its exponentials?"""
+    asks = any(n.target is torch.ops.aten.any.dim for n in reductions)
+    return asks and kernel.reduced >= MASKED_ROW and any(_is_softmax(n) for n in reductions)
+
+
+def _is_softmax(n: Node) -> bool:
+    return n.target is torch.ops.aten.amax.default or "prepare_softmax" in str(n.target)
 
 
 def _column_share(reductions: Sequence[Node]) -> float:
@@ -275,14 +290,19 @@ def _lanes(region: Region, between: Collection[Node]) -> dict[Node, int]:
     """Of what becomes a part of a joined tensor the elements of that: Inductor computes each part for all of them.
 
     The gradients of a gated GELU, which are joined, 8192 x 2304, took 70 us so, and 27 where each is computed once.
+    Parts behind reductions, and those of long lists, it computes once.
     """
+    joins = [n for n in between if n.target is torch.ops.aten.cat.default and _is_computed_whole(region, n)]
     found: dict[Node, int] = {}
-    if any(n.target is torch.ops.aten.cat.default for n in between):
-        for n in reversed(region.nodes):
-            joined = [u for u in n.users if u in between and u.target is torch.ops.aten.cat.default]
-            sizes = [math.prod(map(hinted, tensor_of(u).shape)) for u in joined]
-            found[n] = max([*sizes, *(found.get(u, 0) for u in n.users if u in between and u not in joined)], default=0)
+    for n in reversed(region.nodes) if joins else ():
+        sizes = [math.prod(map(hinted, tensor_of(u).shape)) for u in joins if u in n.users]
+        found[n] = max([*sizes, *(found.get(u, 0) for u in n.users if u in between and u not in joins)], default=0)
     return found
+
+
+def _is_computed_whole(region: Region, join: Node) -> bool:
+    is_short = len(join.all_input_nodes) <= JOINED
+    return is_short and not any(n.target in aten_ops().reductions for n in _upstream(region, [join]))
 
 
 def _name_of(node: Node) -> str:

@@ -55,13 +55,13 @@ def rebuilt(text: str) -> FusionDefinition:
     try:
         module = ast.parse(text)
     except SyntaxError as error:
-        raise ProgramTextError(text, f"line {error.lineno}", str(error.msg)) from None
+        raise ProgramTextError(text, f"character {error.offset}", str(error.msg)) from None
     match module.body:
         case [ast.FunctionDef(name="nvfuser_fusion", body=body, decorator_list=[])]:
             with FusionDefinition() as fd:
                 fd.fusion.wraps_integers = True
                 reader = _Reader(text, fd)
-                for statement in body:
+                for reader.number, statement in enumerate(body, 1):
                     reader.run(statement)
             return fd
         case _:
@@ -75,6 +75,7 @@ class _Reader:
         self.text = text
         self.fd = fd
         self.names: dict[str, Any] = {}
+        self.number = 0
 
     def run(self, statement: ast.stmt) -> None:
         match statement:
@@ -127,5 +128,5 @@ class _Reader:
         raise self.refused(node)
 
     def refused(self, node: ast.AST) -> ProgramTextError:
-        line = getattr(node, "lineno", 1)
-        return ProgramTextError(self.text, f"line {line}", f"{ast.unparse(node)} is nothing that a definition prints")
+        what = f"{ast.unparse(node)} is nothing that a definition prints"
+        return ProgramTextError(self.text, f"statement {self.number}", what)

@@ -33,6 +33,7 @@ class Translation:
         self.fd.fusion.wraps_integers = True
         self.ops = self.fd.ops
         self.values: dict[Node, Value | Scalar] = {}
+        self.given: set[Node] = set()
         self.numbers: list[Node] = []
         self.group: str | None = None
 
@@ -40,6 +41,7 @@ class Translation:
         """A tensor that the region reads."""
         tensor = tensor_of(node)
         order = memory_order(tensor)
+        self.given.add(node)
         self.values[node] = self.fd.define_tensor(
             shape=[known(n) for n in tensor.shape],
             dtype=data_type(tensor.dtype),
@@ -59,6 +61,10 @@ class Translation:
         self.group = group
 
     # what rules ask for
+
+    def is_made(self, *nodes: Node) -> bool:
+        """Are ``nodes`` computed here?  What they were made of otherwise may have changed since."""
+        return all(n in self.values and n not in self.given for n in nodes)
 
     def tensor(self, value: object) -> TensorView:
         found = self.values.get(value) if isinstance(value, Node) else None

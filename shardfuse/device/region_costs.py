@@ -59,6 +59,9 @@ STATISTICS_SHARE = 0.6
 TURNED_SHARE = 0.25
 """Of kernels whose tensors have elements side by side along different axes, as a dropout's mask that is contiguous has
 beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""
+TURNING_SUM_SHARE = 0.1
+"""Of sums of columns that are stored from rows: gradients of attention heads that become rows and a bias's gradient,
+384 x 64 x 512 of 16 bits 94 us, Swin's of 58 to 231 MB 137 to 635, where Inductor's took 28, and 36 to 117."""
 INDUCTOR_TURNED_SHARE = 0.14
 """Of Inductor's for such sums of rows and of columns: gradients of LayerNorms of images, 64 x 96 x 56 x 56 and
 64 x 192 x 28 x 28, of which an operand has pixels innermost, took 507 and 227 us, and 206 and 101 in shardfuse's
@@ -133,8 +136,10 @@ SPLIT_ROWS, SPLIT_ELEMENTS = H200.filling, 8192
 """Fewer rows, of more elements than that, are reduced in parts (``inner_reduction_splits``)."""
 MIXED_ROWS, MIXED_COLUMNS = 4096, 16384
 """Rows at least, and columns at most, of such a kernel."""
+JOINED = 8
+"""Parts at most that Inductor joins in a kernel that computes them (``max_pointwise_cat_inputs``)."""
 REALIZED_READS = 4
-"""Loads from which on Inductor stores what several read (``realize_reads_threshold``)."""
+"""Loads, of more than which Inductor stores what several read (``realize_reads_threshold``)."""
 REREAD = 0.35
 """What a further pass over a row costs, of the first, where the rows of all programs stay in L2."""
 L2_BYTES = 30e6

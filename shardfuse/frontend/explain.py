@@ -11,12 +11,15 @@ from ..compiler import Plan, PlannedSegment
 from ..device import Device
 from ..executor.stream_chunks import places_of
 from ..in_kernel_sums import EXCHANGE
+from ..ir.digits import extent
 from ..ir.op import Reduce, StreamCat
 from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
+from ..schedulers.limits import WARP
 from ..schedulers.overwritten_inputs import replaceable
 from ..schedulers.plan import KernelPlan, reads
 from ..schedulers.schedule import Schedule
+from ..segments.space import stored_atoms
 from .cuts import Cut, cuts_of, moved_bytes
 
 
@@ -29,6 +32,8 @@ class SegmentExplanation:
     written for and which may be of any size: a plan of another size has the same kernel, and compiles nothing.  Of
     contiguous tensors, on the first rank; a size so different that another tile is better has another kernel all the
     same.  ``schedules``: for each kernel the schedule of each of its stages, in the order in which they run.
+    ``turns``: it reduces in one pass what is side by side in memory, and stores the others side by side, or the other
+    way round.
     """
 
     scheduler: str
@@ -39,6 +44,7 @@ class SegmentExplanation:
     text: str
     sizes: tuple[Specialisation, ...]
     schedules: tuple[tuple[Schedule, ...], ...]
+    turns: bool = False
 
     def schedule_lines(self) -> list[str]:
         """For each kernel a line with its schedules."""
@@ -157,7 +163,17 @@ def _segment(planned: PlannedSegment, device: Device, *, is_placed: bool) -> Seg
     sizes = tuple(s for k in planned.kernels for s in _sizes(k))
     scheduler = "no_op" if runs_nothing else planned.scheduler
     schedules = tuple(tuple(stage.schedule for stage in k.stages or (k,)) for k in planned.kernels)
-    return SegmentExplanation(scheduler, kernels, refusals, len(planned.refusals), moved, text, sizes, schedules)
+    turns = scheduler == "reduction" and any(map(_turns, planned.kernels))
+    return SegmentExplanation(scheduler, kernels, refusals, len(planned.refusals), moved, text, sizes, schedules, turns)
+
+
+def _turns(kernel: KernelPlan) -> bool:
+    """Are runs of a warp's elements, reduced ones in some of its tensors and kept ones in others?"""
+    space = (kernel.stages or (kernel,))[0].space
+    tensors = [t for t in (*space.segment.loads, *space.segment.outputs) if space.is_streamed(t)]
+    inmost = [stored_atoms(t, space.pieces)[-1:] for t in tensors if space.has_r(t)]
+    reduced = [run[0] in space.r for run in inmost if run and extent(run) >= WARP]
+    return any(reduced) and not all(reduced)
 
 
 def _sizes(kernel: KernelPlan) -> tuple[Specialisation, ...]:

@@ -9,13 +9,13 @@ from ..device import Device
 from ..ir.expr import BoundTensor
 from ..segments.segment import Segment
 from ..segments.space import analyse
-from . import ALONE, SCHEDULERS, transpose
+from . import ALONE, SCHEDULERS
 
 
 @lru_cache(maxsize=256)  # one Expr, or a join that was tried before, is asked about again
 def choose_scheduler(segment: Segment, device: Device) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """The first scheduler that takes ``segment``, and the refusals of those before it."""
-    refusal = _why_apart(segment, device)
+    refusal = _why_apart(segment)
     if refusal is not None:
         return None, (("any", refusal),)
     refusals: list[tuple[str, str]] = []
@@ -27,7 +27,7 @@ def choose_scheduler(segment: Segment, device: Device) -> tuple[str | None, tupl
     return None, tuple(refusals)
 
 
-def _why_apart(segment: Segment, device: Device) -> str | None:
+def _why_apart(segment: Segment) -> str | None:
     """Why no scheduler may take ``segment``, whatever it computes."""
     if len(segment.exprs) == 1:
         return None
@@ -37,7 +37,7 @@ def _why_apart(segment: Segment, device: Device) -> str | None:
         return "its outputs are on different ranks, some of which lack what others read"
     if _mixes_replicas(segment):
         return "replicas of an output would be of other kernels, by ranks whose shards differ"
-    return transpose.why_apart(segment, device)
+    return None
 
 
 def is_one_kernel(segment: Segment, device: Device) -> bool:
@@ -50,7 +50,7 @@ def is_one_kernel(segment: Segment, device: Device) -> bool:
     space = analyse(segment)
     if isinstance(space, str) or space.block or space.adds_in_pairs:
         return is_taken(segment, device)
-    return _why_apart(segment, device) is None
+    return _why_apart(segment) is None
 
 
 def lone_scheduler(segment: Segment, device: Device) -> str | None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from ..device import LINE_BYTES, Device
 from ..ir.digits import Axis, Digit, extent
 from ..segments.segment import Segment
-from ..segments.space import analyse, stored_atoms
+from ..segments.space import stored_atoms
 from .features import Features, accepted, features_or_refusal
 from .limits import LONG_WARPS, power_of_two
 from .plan import KernelPlan
@@ -27,26 +27,6 @@ def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` has no two fastest axes; ``None`` where it has."""
     space = two_sided(segment, device)
     return space if isinstance(space, str) else None
-
-
-def why_apart(segment: Segment, device: Device) -> str | None:
-    """Why ``segment`` is two kernels: it adds up what it stores in another order than it reads it in.
-
-    A loop down columns, or along rows, would read or store the one an element or two at a time.  The gradients of heads
-    that become rows of a bias, 384 x 64 x 512 of float16, took 94 us so on an H200, which moves 50 MB.  Tensors too
-    small for tiles on all of the machine are not worth a second launch.
-    """
-    space = analyse(segment)
-    if isinstance(space, str) or not space.r or space.rereads or space.is_promised:
-        return None
-    stored = [t for t in segment.outputs if space.is_streamed(t)]
-    if not stored or space.kept * space.reduced < device.filling * device.measured.maps.smallest:
-        return None
-    whole = (*stored, *(t for t in segment.loads if space.is_streamed(t)))
-    by_rows = [stored_atoms(t, space.pieces)[-1] in space.r for t in whole]
-    if all(by_rows) or not any(by_rows):
-        return None
-    return f"{stored[0]} is stored in another order than what it is made of, and its sums are taken of what is stored"
 
 
 def propose(segment: Segment, device: Device) -> Schedule:

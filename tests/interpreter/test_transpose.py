@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fusion_check import check
 from interpreted import run, values
 from segments import Builder, scheduler_of
 
-from shardfuse import FusionDefinition
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import pointwise, transpose
@@ -66,19 +64,3 @@ def test_one_fastest_axis_is_no_transpose() -> None:
     segment = b.segment(b.op("neg", b.permute(x, [1, 0, 2])))
     assert transpose.why_not(segment, H200) == "i2 is fastest in every tensor"
     assert scheduler_of(segment) is pointwise
-
-
-@pytest.mark.parametrize("is_large", [True, False])
-def test_sums_of_what_is_stored_in_another_order_are_a_kernel_of_their_own(is_large: bool) -> None:
-    """Gradients of heads [b, h, d, s] as rows [b, s, (h, d)], and their sum for a bias; small ones are one kernel."""
-    shape = (2, 8, 64, 272) if is_large else (2, 8, 16, 24)
-    with FusionDefinition(backend="triton") as fd:
-        x = fd.define_tensor([-1] * 4, contiguity=True, dtype=DataType.BFloat16)
-        scaled = fd.ops.cast(fd.ops.mul(fd.ops.cast(x, DataType.Float), 0.35), DataType.BFloat16)
-        rows = fd.ops.reshape(fd.ops.permute(scaled, [0, 3, 1, 2]), [shape[0] * shape[3], shape[1] * shape[2]])
-        fd.add_output(fd.ops.set(rows))
-        fd.add_output(fd.ops.sum(fd.ops.cast(rows, DataType.Float), [0]))
-    data = values(*shape, dtype=DataType.BFloat16)
-    found = [s.scheduler for s in fd.explain([data]).segments]
-    assert found == (["transpose", "reduction"] if is_large else ["reduction"])
-    check(fd, [data])
