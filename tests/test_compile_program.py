@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from compile_graphs import assert_near, graph_of, regions_in
+from torch import library
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compile import report
@@ -206,7 +207,7 @@ def test_a_refusal_says_which_statement() -> None:
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "gelu"])
-def test_what_torch_has_made_is_of_what_it_was_made_of(name: str) -> None:
+def test_an_op_is_recognised_only_where_all_of_it_is_in_the_region(name: str) -> None:
     """Another op changes ``x`` in between, and the last of what stands for one op is in a region of its own."""
 
     def halve(x: torch.Tensor) -> None:
@@ -220,10 +221,10 @@ def test_what_torch_has_made_is_of_what_it_was_made_of(name: str) -> None:
         return (made + x).sum(-1)
 
     given = torch.randn(4, 64), torch.randn(4, 64)
-    with torch.library._scoped_library("shardfuse_tests", "FRAGMENT") as library:
-        library.define("halve_(Tensor(a!) x) -> ()")
-        library.impl("halve_", halve, "CPU")
-        library.impl("halve_", lambda x: None, "Meta")
+    with library._scoped_library("shardfuse_tests", "FRAGMENT") as ops:
+        ops.define("halve_(Tensor(a!) x) -> ()")
+        ops.impl("halve_", halve, "CPU")
+        ops.impl("halve_", lambda x: None, "Meta")
         gm = graph_of(f, [x.clone() for x in given])
         programs = [r.program for r in regions_in(gm)]
         assert programs

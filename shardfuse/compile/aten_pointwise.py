@@ -21,7 +21,7 @@ prims: Any = torch.ops.prims
 _UNARY = (
     *("abs", "neg", "relu", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos"),
     *("tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv"),
-    *("lgamma", "sigmoid", "silu", "reciprocal", "floor", "ceil", "trunc", "round", "frac", "isnan", "isinf"),
+    *("lgamma", "sigmoid", "silu", "floor", "ceil", "trunc", "round", "frac", "isnan", "isinf"),
     *("isfinite", "isposinf", "isneginf", "logical_not", "bitwise_not", "square", "sign"),
 )
 _BINARY = (
@@ -174,9 +174,9 @@ def _reciprocal(t: Translation, node: Node) -> TensorView:
 def _source_of_sigmoid(t: Translation, divisor: object) -> TensorView | None:
     """The float32 ``x`` of ``1 + exp(-x)``; None of anything else.
 
-    A sigmoid takes 5 instructions.  An exponential and a quotient that are right in the last place take ten times as
-    many and a call, for which registers are spilled: a batch norm and SiLU in channels-last, 64 x 96 x 112 x 112, took
-    458 us so, its gradient 574.
+    A sigmoid takes 5 instructions.  An exponential and a quotient that are right in the last place take several
+    times as many and a call, for which registers are spilled: a batch norm and SiLU in channels-last, 64 x 96 x 112 x
+    112, took 458 us so, its gradient 574.
     """
     exponential = _operand_beside(divisor, aten.add.Tensor, 1)
     negative = _operand_of(exponential, aten.exp.default)

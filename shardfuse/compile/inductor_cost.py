@@ -208,7 +208,7 @@ def _kernel_us(
     wide: Sequence[Node],
     realized: Sequence[Node] = (),
 ) -> float:
-    """``wide``: results that it makes besides.  ``realized``: what it reads, but where it makes that itself."""
+    """``wide``: results that it makes besides.  ``realized``: stored, and read unless it makes it."""
     roots = [*reductions, *wide]
     stored = [n for n in (*realized, *(() if kernel.is_inner else region.outputs)) if n not in roots]
     inputs = _read(region, roots, stored)

@@ -28,7 +28,7 @@ _OF_TENSOR = ("set_allocation_domain", "get_logical_domain", "get_loop_domain")
 _HEAD_END = " -> None : "
 """What a text has before its first statement."""
 _BETWEEN = "; "
-"""Statements.  No string of a printed definition has it: strings are names of dtypes and of special numbers."""
+"""What is between two statements.  No string of a printed definition has it: they are names of dtypes and numbers."""
 
 
 def printed(fd: FusionDefinition) -> str:

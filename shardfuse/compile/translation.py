@@ -63,7 +63,7 @@ class Translation:
     # what rules ask for
 
     def is_made(self, *nodes: Node) -> bool:
-        """Are ``nodes`` computed here?  What they were made of otherwise may have changed since."""
+        """Are ``nodes`` computed here?  An operand of what is given may have been changed since it was read."""
         return all(n in self.values and n not in self.given for n in nodes)
 
     def tensor(self, value: object) -> TensorView:

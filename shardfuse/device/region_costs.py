@@ -41,11 +41,12 @@ transposes, what those between a group norm's gradients reach."""
 GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
 """Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""
 GROUP_ACCESSES_PER_US = 7e5
-"""Elements that programs read and write which share rows of several axes and wait for two sums: gradients of batch
-norms of contiguous images, 16 x 256 x 4096 and 2 x 32 x 64 x 64 x 64, of 16 bits 6.7e5 to 8.3e5, of 32 bits 5.9e5 to
-6.4e5."""
+"""Elements that are read and written in a microsecond by programs which share rows of several axes and wait for two
+sums: gradients of batch norms of contiguous images, 16 x 256 x 4096 and 2 x 32 x 64 x 64 x 64, of 16 bits 6.7e5 to
+8.3e5, of 32 bits 5.9e5 to 6.4e5."""
 GROUP_TENSORS = 6
-"""Tensors of which registers hold enough elements for that: of thirteen, ten of them added up first, it was 3.3e5."""
+"""Tensors of which registers hold enough elements for that rate: of thirteen, ten of them added up first, it was
+3.3e5."""
 SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
 """Of such rows in channels-last."""
 COLUMN_GROUP_SHARE = 0.88
@@ -63,11 +64,11 @@ TURNING_SUM_SHARE = 0.1
 """Of sums of columns that are stored from rows: gradients of attention heads that become rows and a bias's gradient,
 384 x 64 x 512 of 16 bits 94 us, Swin's of 58 to 231 MB 137 to 635, where Inductor's took 28, and 36 to 117."""
 INDUCTOR_TURNED_SHARE = 0.14
-"""Of Inductor's for such sums of rows and of columns: gradients of LayerNorms of images, 64 x 96 x 56 x 56 and
-64 x 192 x 28 x 28, of which an operand has pixels innermost, took 507 and 227 us, and 206 and 101 in shardfuse's
-kernels."""
+"""Of Inductor's kernels that sum rows and columns of tensors of two orders: gradients of LayerNorms of images,
+64 x 96 x 56 x 56 and 64 x 192 x 28 x 28, of which an operand has pixels innermost, took 507 and 227 us, and 206 and 101
+in shardfuse's kernels."""
 TURNING_COPIES = 2
-"""Times what cuDNN's copies take that those of a graph do, which are stored by the kernels that compute the images.  Of
+"""How many times as long as cuDNN's copies those in a graph take, which the kernels that compute the images store.  Of
 a U-Net of volumes whose instance norms are contiguous, forward, 422 MB in place of cuDNN's 491 took 950 us more in
 those kernels, and cuDNN 455 less.  Of norms in channels-last only the first image and the weights are copied."""
 OPS_PER_US = 2.4e7

@@ -32,8 +32,8 @@ class SegmentExplanation:
     written for and which may be of any size: a plan of another size has the same kernel, and compiles nothing.  Of
     contiguous tensors, on the first rank; a size so different that another tile is better has another kernel all the
     same.  ``schedules``: for each kernel the schedule of each of its stages, in the order in which they run.
-    ``turns``: it reduces in one pass what is side by side in memory, and stores the others side by side, or the other
-    way round.
+    ``turns``: are elements that a plain reduction takes together side by side in memory in some of its large tensors,
+    and apart in others?
     """
 
     scheduler: str
