@@ -1,7 +1,8 @@
-"""One model of the suite ``models`` in a process of its own: ``python -m benchmarks.model_steps WHAT NAME [BACKEND]``.
+"""One model of the suites ``models`` and ``packages`` in a process of its own.
 
-``first``: the time of the first step under one backend, with the caches as they are.  ``steps``: losses, memory and,
-once it is this process's turn on its GPU, the times of steps under both backends.  Prints JSON.
+``python -m benchmarks.model_steps WHAT NAME [BACKEND]``, of which WHAT is ``first``, the time of the first step under
+one backend, with the caches as they are; or ``steps``: losses, memory and, once it is this process's turn on its GPU,
+the times of steps under both backends.  Prints JSON.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import shardfuse.compile
 from .model_cases import ModelCase, model_cases
 from .model_gradients import eager_gradients, gradient_errors, gradients_of
 from .model_profile import kernels_of, write_profiles
+from .package_cases import package_cases
 from .timing import synchronize
 
 OWN, PEER, EAGER = "shardfuse", "inductor", "eager"
@@ -212,7 +214,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--profile", type=Path, help="a folder for tables of kernels")
     options = parser.parse_args()
-    case = model_cases(layers=options.layers)[options.name]
+    case = (model_cases(layers=options.layers) | package_cases())[options.name]
     device = torch.device("cuda", options.gpu)
     torch.cuda.set_device(device)
     torch.compile(lambda x: x * 2 + 1, backend=OWN)(torch.ones(8, device=device))  # what is imported at first

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .model_cases import chosen
 from .model_gradients import GradientError, why_gradients_wrong
 from .model_steps import EAGER, OWN, PEER
 from .report import ROOT, Row
@@ -63,10 +62,9 @@ class _Process:
 
 
 def run_models(
-    only: Sequence[str], gpus: int, layers: int | None = None, profiles: Path | None = None
+    names: Sequence[str], gpus: int, layers: int | None = None, profiles: Path | None = None
 ) -> Iterator[list[Row]]:
-    """Rows model by model.  ``only``: names, or parts of them; none for all.  ``profiles``: of each step's kernels."""
-    names = chosen(only)
+    """Rows model by model, of the cases of ``names``.  ``profiles``: of each step's kernels."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         cold = _first_steps(names, gpus, layers, root, at_once=len(names))

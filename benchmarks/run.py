@@ -10,6 +10,7 @@
     python benchmarks/run.py forward --read forward.json --commit 1a2b3c --write # the same from another machine's
     mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
     python benchmarks/run.py models                           # training steps of whole models, against Inductor
+    python benchmarks/run.py packages --only Swin             # the same of models of torchvision and transformers
     python benchmarks/run.py models --dry                     # tiny ones on the CPU: regions, and losses as eager's
     python benchmarks/run.py optimiser                        # a step of AdamW over 1,000 tensors, against torch's
     python benchmarks/run.py promises                         # what invariant="batch" costs, from 1 to 8192 rows
@@ -66,6 +67,7 @@ from benchmarks.model_dry import dry_models
 from benchmarks.models import run_models
 from benchmarks.module_dry import dry_modules
 from benchmarks.optimiser import run_optimiser
+from benchmarks.package_cases import package_cases
 from benchmarks.plot import plot
 from benchmarks.promises import run_promises
 from benchmarks.report import Results, Row, as_text, columns, has_plot
@@ -125,13 +127,20 @@ def _run(options: argparse.Namespace) -> int:
     return _measure(options, _rows(options, work, chosen), left_out)
 
 
+MODELS = {"models": model_cases, "packages": package_cases}
 ON_GPU = {
     "optimiser": lambda options: run_optimiser(options.seconds, torch.device("cuda", 0)),
     "promises": lambda options: run_promises(options.seconds, torch.device("cuda", 0)),
     "promises_ranks": lambda options: run_promises(options.seconds, torch.device("cuda", 0), invariant="ranks"),
-    "models": lambda options: run_models(options.only, torch.cuda.device_count(), profiles=options.profile),
+    **dict.fromkeys(
+        MODELS, lambda options: run_models(_models(options), torch.cuda.device_count(), profiles=options.profile)
+    ),
 }
 """Suites that have cases of their own."""
+
+
+def _models(options: argparse.Namespace) -> list[str]:
+    return chosen_models(options.only, MODELS[options.suite]())
 
 
 def _on_gpu(options: argparse.Namespace) -> int:
@@ -152,7 +161,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads; steps of train; parts of models' names"
     )
-    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="of models: tables of each step's kernels")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FOLDER", help="of models, packages: tables of a step's kernels"
+    )
     default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
     parser.add_argument("--peers", help=f"of {','.join(peers.PEERS)}; left out, {default}; autotuned: {AUTOTUNED}")
     parser.add_argument("--seconds", type=float, default=40.0, help="GPU time for all cases together")
@@ -170,6 +181,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.peers = [p for p in chosen.split(",") if p]
     own_names = {
         "models": model_cases(),
+        "packages": package_cases(),
         "train": STEPS,
         "modules": MODULES,
         "module_host": MODULES,
@@ -177,7 +189,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "images": IMAGES,
     }
     workloads = own_names.get(options.suite, WORKLOADS)
-    whole = [name for name in options.only if options.suite != "models" or not chosen_models([name])]
+    whole = [name for name in options.only if options.suite not in MODELS or not chosen_models([name], workloads)]
     for given, known in ((options.peers, peers.PEERS), (whole, workloads)):
         if unknown := [name for name in given if name not in known]:
             parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")

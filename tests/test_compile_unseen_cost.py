@@ -77,8 +77,8 @@ def test_gradients_that_are_joined_gain() -> None:
     assert cost.gains, str(cost)
 
 
-def test_the_gradient_of_heads_that_are_turned_into_a_bias_is_left() -> None:
-    """384 x 64 x 512 of float16: 94 us, Inductor's 28."""
+def test_the_gradient_of_heads_that_are_turned_into_a_bias_gains() -> None:
+    """384 x 64 x 512 of float16: 21 us, Inductor's 28."""
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows = (x.float().reshape(32, 12, 64, 512) * 0.35).permute(0, 1, 3, 2).half()
@@ -87,7 +87,7 @@ def test_the_gradient_of_heads_that_are_turned_into_a_bias_is_left() -> None:
 
     cost, plan = planned(f, ((384, 64, 512), HALF))
     assert [s.turns for s in plan.segments] == [True]
-    assert not cost.gains, str(cost)
+    assert cost.gains, str(cost)
     cost, plan = planned(lambda x: (x * 2, x.float().sum(0)), ((16384, 768), HALF))
     assert [s.turns for s in plan.segments] == [False]
 

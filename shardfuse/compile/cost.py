@@ -127,7 +127,8 @@ def _share(segment: SegmentExplanation, region: Region) -> float:
     share = _share_by_rows(segment.scheduler, region)
     if share == COLUMN_GROUP_SHARE:
         share *= _used(segment, kernel_of(region.reductions[0]).kept)
-    share = min(share, TURNING_SUM_SHARE) if segment.turns else share
+    if segment.turns:
+        return min(share, TURNING_SUM_SHARE)
     return min(share, TURNED_SHARE) if _is_turned(region) else share
 
 

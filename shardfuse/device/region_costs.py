@@ -60,9 +60,10 @@ STATISTICS_SHARE = 0.6
 TURNED_SHARE = 0.25
 """Of kernels whose tensors have elements side by side along different axes, as a dropout's mask that is contiguous has
 beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""
-TURNING_SUM_SHARE = 0.1
-"""Of sums of columns that are stored from rows: gradients of attention heads that become rows and a bias's gradient,
-384 x 64 x 512 of 16 bits 94 us, Swin's of 58 to 231 MB 137 to 635, where Inductor's took 28, and 36 to 117."""
+TURNING_SUM_SHARE = 0.6
+"""Of plain sums whose tensors have elements side by side along different axes (``Reductions.turned_tile``): gradients
+of a layer scale and of a bias, 154, 77 and 39 MB, took 50, 31 and 21 us, of heads that become rows, 50 and 77 MB, 21
+and 33, where Inductor's took 97, 54, 48, 28 and more."""
 INDUCTOR_TURNED_SHARE = 0.14
 """Of Inductor's kernels that sum rows and columns of tensors of two orders: gradients of LayerNorms of images,
 64 x 96 x 56 x 56 and 64 x 192 x 28 x 28, of which an operand has pixels innermost, took 507 and 227 us, and 206 and 101

@@ -11,15 +11,12 @@ from ..compiler import Plan, PlannedSegment
 from ..device import Device
 from ..executor.stream_chunks import places_of
 from ..in_kernel_sums import EXCHANGE
-from ..ir.digits import extent
 from ..ir.op import Reduce, StreamCat
 from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
-from ..schedulers.limits import WARP
 from ..schedulers.overwritten_inputs import replaceable
 from ..schedulers.plan import KernelPlan, reads
 from ..schedulers.schedule import Schedule
-from ..segments.space import stored_atoms
 from .cuts import Cut, cuts_of, moved_bytes
 
 
@@ -163,17 +160,8 @@ def _segment(planned: PlannedSegment, device: Device, *, is_placed: bool) -> Seg
     sizes = tuple(s for k in planned.kernels for s in _sizes(k))
     scheduler = "no_op" if runs_nothing else planned.scheduler
     schedules = tuple(tuple(stage.schedule for stage in k.stages or (k,)) for k in planned.kernels)
-    turns = scheduler == "reduction" and any(map(_turns, planned.kernels))
+    turns = scheduler == "reduction" and any((k.stages or (k,))[0].space.is_turned for k in planned.kernels)
     return SegmentExplanation(scheduler, kernels, refusals, len(planned.refusals), moved, text, sizes, schedules, turns)
-
-
-def _turns(kernel: KernelPlan) -> bool:
-    """Are runs of a warp's elements, reduced ones in some of its tensors and kept ones in others?"""
-    space = (kernel.stages or (kernel,))[0].space
-    tensors = [t for t in (*space.segment.loads, *space.segment.outputs) if space.is_streamed(t)]
-    inmost = [stored_atoms(t, space.pieces)[-1:] for t in tensors if space.has_r(t)]
-    reduced = [run[0] in space.r for run in inmost if run and extent(run) >= WARP]
-    return any(reduced) and not all(reduced)
 
 
 def _sizes(kernel: KernelPlan) -> tuple[Specialisation, ...]:

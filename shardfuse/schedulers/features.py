@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from typing import TypeVar
 
 from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
+from ..ir.digits import extent
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Cast, Pointwise, Random, Reduce, Set, Statistic, View, is_pointwise, is_statistic
@@ -20,7 +22,7 @@ from ..ops.table import POINTWISE
 from ..segments.online_reductions import online, takes_one_walk
 from ..segments.pair_runs import pair_runs
 from ..segments.segment import Segment, leading_to
-from ..segments.space import Space, analyse, as_columns, run_below
+from ..segments.space import Space, analyse, as_columns, run_below, stored_atoms
 from .limits import LONG_WARPS, WARP, power_of_two, vector
 
 _DRAWN = Pointwise("philox_uniform")
@@ -260,6 +262,18 @@ class Features(Space):
                 rows = run_below(t, self.x, self)
                 found = min(found, rows & -rows)
         return found
+
+    @cached_property
+    def is_turned(self) -> bool:
+        """Are elements that a warp could load at once reduced ones in some of its tensors, and kept ones in others?"""
+        inmost: set[bool] = set()
+        whole = [t for t in (*self.segment.loads, *self.segment.outputs) if self.is_streamed(t) and self.has_r(t)]
+        for t in whole:
+            stored = stored_atoms(t, self.pieces)
+            is_reduced, side = (True, self.r) if stored[-1] in self.r else (False, self.x)
+            if extent(tuple(takewhile(side.__contains__, reversed(stored)))) >= WARP:
+                inmost.add(is_reduced)
+        return len(inmost) > 1
 
     # other ways to walk it
 

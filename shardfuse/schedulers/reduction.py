@@ -58,6 +58,8 @@ def why_not(segment: Segment, device: Device) -> str | None:
 def propose(segment: Segment, device: Device) -> Schedule:
     """In registers where rows are short, else a loop, split until there are two programs a multiprocessor."""
     space, tuned, wanted = features(segment, device), device.measured, device.filling
+    if space.is_turned and not space.is_invariant:
+        return _turned(space)
     if not space.is_inner:
         return _columns(space)
     schedule = in_loop(space)
@@ -77,6 +79,17 @@ def propose(segment: Segment, device: Device) -> Schedule:
         while 1 < splits < space.reduced / tuned.reductions.loop_block and 2 * splits * programs <= tuned.splits.most:
             splits *= 2
     return in_parts(space, schedule.split_into(splits))
+
+
+def _turned(space: Features) -> Schedule:
+    """Tiles with runs of memory along either side, turned round in shared memory, as of transposes."""
+    device, tuned = space.device, space.tuned.reductions
+    columns, rows = tuned.turned_tile
+    tile = Tile(min(columns, power_of_two(space.kept)), min(rows, power_of_two(space.reduced)))
+    accumulated = min(tuned.turned_accumulated, tile.reduced)
+    launch = Launch(WARPS, registers=device.bound(tuned.stored_resident))
+    schedule = Schedule(tile, Loop(accumulated), launch=launch)
+    return evenly(space, schedule, device.multiprocessors * tuned.turned_programs)
 
 
 def _is_unrolled(space: Features) -> bool:

@@ -1,0 +1,49 @@
+"""The cases of the suite ``packages``: what torchvision and transformers have, for which no rule of shardfuse's was
+made."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from .model_cases import ModelCase, image_batch, text_batch
+from .nets.packaged import Classifier, LanguageModel
+
+VOCABULARY = 50304
+
+
+def package_cases() -> dict[str, ModelCase]:
+    """By name."""
+    return {case.name: case for case in (*_torchvision(), *_transformers())}
+
+
+def _torchvision() -> list[ModelCase]:
+    def of(name: str, model: str, batch: int, **rest: object) -> ModelCase:
+        return ModelCase(name, partial(Classifier, model), image_batch(batch, 224, 1000), **rest)  # type: ignore[arg-type]
+
+    return [
+        of("ResNet-18, float32", "resnet18", 128, precision="float32"),
+        of("ResNet-50, contiguous", "resnet50", 64),
+        of("ConvNeXt-T", "convnext_tiny", 64, dropout=True, rate=1e-3),
+        of("Swin-T", "swin_t", 64, dropout=True, rate=1e-3),
+        of("RegNetY-3.2GF, channels-last", "regnet_y_3_2gf", 64, channels_last=True),
+        of("EfficientNet-B0, channels-last", "efficientnet_b0", 128, channels_last=True, dropout=True),
+        of("DenseNet-121, channels-last", "densenet121", 64, channels_last=True),
+        of("MobileNetV3-L, channels-last", "mobilenet_v3_large", 128, channels_last=True, dropout=True),
+    ]
+
+
+def _transformers() -> list[ModelCase]:
+    def of(name: str, config: str, precision: str, **options: object) -> ModelCase:
+        build = partial(LanguageModel, config, vocab_size=VOCABULARY, **options)
+        return ModelCase(name, build, text_batch(8, 1024, VOCABULARY), precision=precision, rate=1e-3)  # type: ignore[arg-type]
+
+    return [
+        of(
+            "Llama, 8 layers", "LlamaConfig", "bfloat16", hidden_size=1024, intermediate_size=2816,
+            num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=8, max_position_embeddings=2048,
+        ),
+        of(
+            "OPT, 8 layers", "OPTConfig", "autocast", hidden_size=1024, ffn_dim=4096, num_hidden_layers=8,
+            num_attention_heads=16, word_embed_proj_dim=1024, dropout=0.0, max_position_embeddings=2048,
+        ),
+    ]  # fmt: skip
