@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy
 
 
 class Classifier(nn.Module):
-    """A model of torchvision by its name."""
+    """A model of torchvision by its name, and what else it takes."""
 
-    def __init__(self, name: str, classes: int = 1000) -> None:
+    def __init__(self, name: str, classes: int = 1000, **options: Any) -> None:
         super().__init__()
         from torchvision.models import get_model
 
-        self.net: nn.Module = get_model(name, num_classes=classes)
+        self.net: nn.Module = get_model(name, num_classes=classes, **options)
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(self.net(images), targets)

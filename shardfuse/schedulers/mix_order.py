@@ -36,7 +36,7 @@ from .persistent import in_branches
 from .plan import KernelPlan, may_be_stages, one_launch
 from .resources import stages
 from .row_loop_schedule import lagged_row_loop, takes_two_rows, why_no_lagged_loop
-from .row_loop_tiles import RowTile, registers, tile_of_rows, turns
+from .row_loop_tiles import RowTile, fits, registers, tile_of_rows, turns
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split, Tile
 from .schedule_parts import refuse
 from .split_k import finish_of, finishing, split_of, storing, workspace
@@ -79,7 +79,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     space, tile = mixed.space, tile_of_rows(mixed.space, mixed.columns)
     if tile is None or (not tile.keeps and not is_ordered(space) and takes_two_rows(space, mixed.columns)):
         return lagged_row_loop(space, mixed.columns)
-    walked, chunk = extent(space.walked), _block(space, tile)
+    walked, chunk = extent(space.walked), _block(space, mixed.columns, tile)
     if is_ordered(space):
         is_only = _is_only_row(mixed)
         return in_branches(_one_turn(space, tile, chunk) if is_only else _walk(space, tile, chunk, Split(1)), space)
@@ -171,7 +171,7 @@ def _is_one_launch_faster(tile: RowTile, device: Device) -> bool:
     return is_full and tile.warps <= WARPS and tile.registers(device) >= MAX_REGISTERS
 
 
-def _block(space: Features, tile: RowTile) -> int:
+def _block(space: Features, columns: Sequence[Expr], tile: RowTile) -> int:
     """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own.
 
     Several rows may be one chunk each: all warps share each row, so that a thread's columns, and what it keeps for
@@ -188,7 +188,7 @@ def _block(space: Features, tile: RowTile) -> int:
     block = min(blocks or [power_of_two(-(-n // tuned.chunks))], key=lambda b: (-(-n // b) * b, -b))
     is_full = 8 * n >= 7 * row or (row == tuned.each * WARP and 3 * n >= 2 * row)
     is_short = row >= tuned.each * WARP // 2 and turns(space) < tuned.many_turns
-    return row if is_full or is_short else block
+    return row if (is_full or is_short) and fits(space, columns, tile, row) else block
 
 
 def _chunk(space: Features, whole: int, least: int) -> int:

@@ -44,11 +44,13 @@ def tile_of_rows(space: Features, columns: Sequence[Expr]) -> RowTile | None:
         tiles = [RowTile(rows >> k, shared, tuned.resident // shared, True) for k in range(rows.bit_length())]
         tiles = [t for t in tiles if t.rows == 1 or not is_ordered(space)]
     last = RowTile(1, max(warps, WARPS), 1, True)
-    for tile in (*tiles, last, replace(last, keeps=False)):
-        of_element = registers(space, columns, keeps=tile.keeps)
-        if row_loop_fits(of_element, tile.rows * n / (tile.warps * WARP), tile.registers(space.device)):
-            return tile
-    return None
+    return next((t for t in (*tiles, last, replace(last, keeps=False)) if fits(space, columns, t, n)), None)
+
+
+def fits(space: Features, columns: Sequence[Expr], tile: RowTile, lanes: int) -> bool:
+    """Do registers hold ``tile``, of so many lanes a row?"""
+    of_element = registers(space, columns, keeps=tile.keeps)
+    return row_loop_fits(of_element, tile.rows * lanes / (tile.warps * WARP), tile.registers(space.device))
 
 
 def registers(space: Features, columns: Sequence[Expr], *, keeps: bool) -> float:

@@ -177,6 +177,24 @@ def test_how_rows_are_cut(rows: int, columns: int, block: int, warps: int) -> No
     assert (schedule.reduced, schedule.launch.warps) == (block, warps)
 
 
+def test_rows_are_padded_as_far_as_registers_go() -> None:
+    """12544 rows of 384, of which four sums are carried: gradients of a LayerNorm, of the layer scale before it and of
+    a bias.  In one chunk of 512 a thread has 304 registers' worth, and spilled 980 bytes."""
+    b = Builder()
+    row, column = b.axis(12544), b.axis(384)
+    dy, y = (b.cast(b.input(BF16, row, column), FLOAT) for _ in range(2))
+    unit, rstd = b.input(FLOAT, row, column), b.input(FLOAT, row, ())
+    weight, scale = (b.input(FLOAT, column) for _ in range(2))
+    scaled = b.op("mul", dy, weight)
+    along, mean = b.mean(b.op("mul", scaled, unit), [1]), b.mean(scaled, [1])
+    dx = b.op("mul", b.op("sub", b.op("sub", scaled, b.op("mul", unit, along)), mean), rstd)
+    out = b.cast(b.op("mul", dx, scale), BF16)
+    summed = (b.op("mul", dy, unit), dy, b.op("mul", dx, y), b.cast(out, FLOAT))
+    segment = b.segment(dx, out, *(b.reduce("sum", t, [0], keepdim=False) for t in summed))
+    schedule = mix_order.propose(segment, H200)
+    assert (schedule.kept, schedule.reduced, schedule.launch.warps) == (4, 128, 2)
+
+
 TEAMS = [(16, 3, 2, False), (64, 4, 1, True), (32, 5, 3, True)]
 """Elements of a chunk, members, rows of a turn, is it one launch."""
 

@@ -27,7 +27,7 @@ from benchmarks.report import Row
 from benchmarks.workload import OWN, Case
 from shardfuse import DeviceMesh
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.two_ranks_suffice]
 
 
 @pytest.fixture(autouse=True)
