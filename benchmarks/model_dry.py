@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func
 from torch.fx import GraphModule
 
 from shardfuse.compile import report
-from shardfuse.compile.backend import Take
-from shardfuse.compile.graph_pass import PostGradPass
-from shardfuse.compile.joint_pass import JointPass
+from shardfuse.compile.graph_pass import PostGradPass, Take
 
 from .model_cases import ModelCase, chosen, model_cases
 from .model_steps import losses, step_of
@@ -50,25 +47,16 @@ class DryModel:
 
 
 def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor], take: Take = "all") -> Callable[..., object]:
-    """A backend of torch.compile that runs what the passes leave as torch does, op by op."""
+    """A backend of torch.compile that runs what the pass leaves as torch does, op by op."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
-
-    def partitioned(joint: GraphModule, inputs: Sequence[object], **rest: Any) -> tuple[GraphModule, GraphModule]:
-        JointPass(take)(joint.graph)
-        joint.recompile()
-        return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **rest)
 
     def run(part: GraphModule, given: Sequence[torch.Tensor]) -> Callable[..., object]:
         PostGradPass(take)(part.graph)
         part.recompile()
         return make_boxed_func(part.forward)
 
-    backend = aot_autograd(
-        fw_compiler=run, bw_compiler=run, partition_fn=partitioned, decompositions=select_decomp_table()
-    )
-    return backend(graph, inputs)
+    return aot_autograd(fw_compiler=run, bw_compiler=run, decompositions=select_decomp_table())(graph, inputs)
 
 
 def dry(case: ModelCase) -> DryModel:

@@ -1,10 +1,10 @@
-"""The cases of the suite ``packages``: what torchvision and transformers have, for which no rule of shardfuse's was
-made."""
+"""The cases of the suite ``packages``: models as torchvision and transformers give them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,12 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 def package_cases() -> dict[str, ModelCase]:
     """By name."""
     return {case.name: case for case in (*_torchvision(), *_transformers())}
+
+
+def why_absent(name: str) -> str | None:
+    """What a case needs and this environment has not."""
+    package = "torchvision" if name in {case.name for case in _torchvision()} else "transformers"
+    return None if find_spec(package) else f"{name} is a model of {package}, which is not installed"
 
 
 def _torchvision() -> list[ModelCase]:

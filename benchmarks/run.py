@@ -67,7 +67,7 @@ from benchmarks.model_dry import dry_models
 from benchmarks.models import run_models
 from benchmarks.module_dry import dry_modules
 from benchmarks.optimiser import run_optimiser
-from benchmarks.package_cases import package_cases
+from benchmarks.package_cases import package_cases, why_absent
 from benchmarks.plot import plot
 from benchmarks.promises import run_promises
 from benchmarks.report import Results, Row, as_text, columns, has_plot
@@ -149,6 +149,9 @@ def _on_gpu(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         print(f"no GPU is visible: {options.suite} runs on one", file=sys.stderr)
         return 2
+    if options.suite == "packages" and (missing := [why for name in _models(options) if (why := why_absent(name))]):
+        print("\n".join(missing), file=sys.stderr)
+        return 2
     return _measure(options, ON_GPU[options.suite](options), [])
 
 
@@ -176,6 +179,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="with --dry: compile the kernels for sm_90")
     words = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(words)
+    if options.suite == "packages" and options.dry:
+        parser.error("packages has no --dry: its models have one size, for a GPU; models --dry tries tiny ones")
     options.command = shlex.join(["benchmarks/run.py", *words])
     chosen = (AUTOTUNED if options.suite == "autotuned" else default) if options.peers is None else options.peers
     options.peers = [p for p in chosen.split(",") if p]
@@ -192,7 +197,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     whole = [name for name in options.only if options.suite not in MODELS or not chosen_models([name], workloads)]
     for given, known in ((options.peers, peers.PEERS), (whole, workloads)):
         if unknown := [name for name in given if name not in known]:
-            parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+            parser.error(f"unknown: {'; '.join(unknown)}; known are {'; '.join(known)}")
     return options
 
 

@@ -32,12 +32,7 @@ SLOW_IMPORTS = (
     "shardfuse.frontend.page",
     # shardfuse's own: what runs a fusion, which a program that has only imported the package does not need
     *("shardfuse.frontend.executor_cache", "shardfuse.frontend.explain", "shardfuse.frontend.dtensor"),
-    *(
-        "shardfuse.tools.simulation",
-        "shardfuse.compile.graph_pass",
-        "shardfuse.compile.joint_pass",
-        "shardfuse.nn.embedding_kernel",
-    ),
+    *("shardfuse.tools.simulation", "shardfuse.compile.graph_pass", "shardfuse.nn.embedding_kernel"),
     *("shardfuse.nn.running_kernel", "shardfuse.nn.traced_dtensors", "torch._functorch"),
 )
 NUMBERED = ("segments", "schedulers", "codegen")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from benchmarks.model_gradients import eager_gradients, gradient_errors, relativ
 from benchmarks.model_profile import table
 from benchmarks.model_steps import OWN, PEER, losses, step_of
 from benchmarks.models import _Process, _rows, why_wrong
+from benchmarks.package_cases import package_cases, why_absent
+from benchmarks.run import main as run
 
 CPU = torch.device("cpu")
 
@@ -76,6 +79,17 @@ def test_models_are_chosen_by_parts_of_their_names() -> None:
     names = list(model_cases())
     assert chosen(["unet", "BERT"], names) == ["BERT-large", "UNet blocks", "UNet blocks, channels-last"]
     assert chosen([], names) == names
+
+
+def test_models_of_packages_are_chosen_where_the_package_is(capsys: pytest.CaptureFixture[str]) -> None:
+    names = list(package_cases())
+    assert chosen(["llama", "Swin"], names) == ["Swin-T", "Llama, 8 layers"]
+    for name, package in (("Swin-T", "torchvision"), ("Llama, 8 layers", "transformers")):
+        why = why_absent(name)
+        assert why is None if find_spec(package) else why == f"{name} is a model of {package}, which is not installed"
+    with pytest.raises(SystemExit):
+        run(["packages", "--dry"])
+    assert "packages has no --dry" in capsys.readouterr().err
 
 
 def test_a_table_of_kernels_begins_with_their_sum() -> None:

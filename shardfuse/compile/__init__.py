@@ -10,12 +10,14 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from .backend import Take, backend
+from .backend import backend
 from .ledger import RegionReport, Report
 from .reporting import report
 
 if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    from .graph_pass import Take
 
 __all__ = ["RegionReport", "Report", "backend", "post_grad_pass", "report"]
 

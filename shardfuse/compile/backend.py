@@ -1,10 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-"""``torch.compile(model, backend="shardfuse")``: Inductor, with passes set for this compilation alone."""
+"""``torch.compile(model, backend="shardfuse")``: Inductor, with the pass set for this compilation alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch.fx import GraphModule
@@ -15,8 +15,6 @@ from ..frontend.promise_arguments import promised
 from .compile_errors import CompileOptionError, UnknownOptionError
 
 OPTIONS = ("shardfuse.take",)
-Take = Literal["auto", "all", "none"]
-"""Which regions are handed over."""
 
 
 def backend(
@@ -51,25 +49,23 @@ def _check_promises(invariant: Any, accumulate: Any) -> None:
 
 
 def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str, Any]:
-    """Inductor's configuration for one compilation: the mode's, the options', and passes behind the caller's own."""
+    """Inductor's configuration for one compilation: the mode's, the options', and the pass behind the caller's own."""
     from torch._inductor import config, list_mode_options
 
-    from shardfuse.compile.graph_pass import PostGradPass
-    from shardfuse.compile.joint_pass import JointPass
+    from shardfuse.compile.graph_pass import PostGradPass, Take
 
     if not isinstance(cast(object, options), Mapping | None):
         raise ArgumentError("torch.compile", "options", options, "a dict of options and their values")
-    asked = {**(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
-    take = asked.pop("shardfuse.take", "auto")
-    _check_promises(asked.pop("shardfuse.invariant", None), asked.pop("shardfuse.accumulate", None))
+    given = {**(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
+    take = given.pop("shardfuse.take", "auto")
+    _check_promises(given.pop("shardfuse.invariant", None), given.pop("shardfuse.accumulate", None))
     if take not in get_args(Take):
         raise CompileOptionError("shardfuse.take", take, get_args(Take))
-    unknown = next((k for k in asked if "shardfuse" in str(k) or f"shardfuse.{k}" in OPTIONS), None)
+    unknown = next((k for k in given if "shardfuse" in str(k) or f"shardfuse.{k}" in OPTIONS), None)
     if unknown is not None:
         raise UnknownOptionError(unknown, OPTIONS)
-    found = {k.replace("-", "_"): v for k, v in asked.items()}
-    for place, own in (("joint_custom_pre_pass", JointPass), ("post_grad_custom_post_pass", PostGradPass)):
-        given = found.get(place, getattr(config, place))
-        before = cast("Sequence[Any]", given if isinstance(given, list | tuple) else [given])
-        found[place] = own(cast(Take, take), [p for p in before if p is not None])
+    found = {k.replace("-", "_"): v for k, v in given.items()}
+    own = found.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass)
+    before = cast("Sequence[Any]", own if isinstance(own, list | tuple) else [own])
+    found["post_grad_custom_post_pass"] = PostGradPass(cast(Take, take), [p for p in before if p is not None])
     return found

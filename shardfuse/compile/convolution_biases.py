@@ -14,9 +14,8 @@ after::
     %var_mean = aten.var_mean(%add, [1])
 
 Inductor does so too, on a GPU, when it lowers a convolution, behind all passes: what a region of shardfuse's read was
-then written by a kernel of its own, which read the image and wrote it again.  In the graph of forward and backward
-together the backward may add the bias anew, and then the sum is not stored at all: a LayerNorm behind a convolution,
-38 MB, took 96 us in a kernel of Inductor's that stored it, and 30 in one that did not.
+then written by a kernel of its own, which read the image and wrote it again.  What the backward reads is the sum, as it
+is without this pass: the region stores it.
 """
 
 from __future__ import annotations
@@ -35,40 +34,52 @@ aten: Any = torch.ops.aten
 
 def add_biases(graph: Graph, *, only_gpu: bool) -> int:
     """Make biases of convolutions ops of their own; how many."""
-    found = [n for n in graph.find_nodes(op="call_function", target=aten.convolution.default) if _is_added(n)]
-    convolutions = [n for n in found if n.meta["val"].is_cuda or not only_gpu]
+    found = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    convolutions = [n for n in found if _has_bias(n) and _is_added_behind(n, only_gpu=only_gpu)]
     for n in convolutions:
         _add_bias(graph, n)
     return len(convolutions)
 
 
-def _is_added(convolution: Node) -> bool:
-    """Has it a bias of a known size, which no product adds?"""
+def _has_bias(convolution: Node) -> bool:
+    """Of a known size: Inductor leaves out one of no channels."""
     bias = convolution.args[2]
     value = bias.meta.get("val") if isinstance(bias, Node) else None
-    if not isinstance(value, torch.Tensor) or known(value.shape[0]) < 1:
+    return isinstance(value, torch.Tensor) and known(value.shape[0]) > 0
+
+
+def _is_added_behind(convolution: Node, *, only_gpu: bool) -> bool:
+    """Is the bias added to what was rounded to the result's dtype?
+
+    Not by a matrix product, which Inductor may make of a convolution; nor, of 16 bits, by kernels for a CPU.
+    """
+    value: Any = convolution.meta["val"]
+    if _may_be_product(convolution):
         return False
-    return value.dtype == convolution.meta["val"].dtype and not _may_be_product(convolution)
+    return value.is_cuda or not (only_gpu or value.dtype in (torch.bfloat16, torch.float16))
 
 
 def _may_be_product(convolution: Node) -> bool:
-    """May Inductor make it a matrix product, whose kernels add biases?"""
+    """By what Inductor asks of a convolution of one pixel."""
+    _, weight, _, stride, padding, dilation, is_transposed, output_padding, groups = convolution.args
     settings: Any = inductor_config
-    kernel = convolution.args[1].meta["val"].shape[2:]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     is_asked = settings.conv_1x1_as_mm or settings.max_autotune or settings.max_autotune_gemm
-    return bool(is_asked) and math.prod(kernel) == 1
+    sizes: Any = (*weight.meta["val"].shape[2:], *stride, *dilation)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess, reportOptionalIterable, reportGeneralTypeIssues]
+    pads: Any = (*padding, *output_padding)  # pyright: ignore[reportOptionalIterable, reportGeneralTypeIssues]
+    return bool(is_asked) and math.prod(map(known, sizes)) == 1 and not (any(pads) or is_transposed or groups != 1)
 
 
 def _add_bias(graph: Graph, convolution: Node) -> None:
     bias: Any = convolution.args[2]
-    value = convolution.meta["val"]
+    value: Any = convolution.meta["val"]
     with graph.inserting_after(convolution):
         view = graph.call_function(aten.view.default, (bias, [bias.meta["val"].shape[0]] + [1] * (value.ndim - 2)))
     with graph.inserting_after(view):
         biased = graph.call_function(aten.add.Tensor, (convolution, view))
     convolution.replace_all_uses_with(biased, lambda u: u is not biased, propagate_meta=False)
     convolution.args = (*convolution.args[:2], None, *convolution.args[3:])
-    for n in (view, biased):  # what says where it comes from, and whether it is kept for a backward
-        n.meta.update({k: v for k, v in convolution.meta.items() if k != "val"})
+    for n in (view, biased):  # where in the caller's program it comes from
+        n.meta.update({k: v for k, v in convolution.meta.items() if k not in ("val", "tensor_meta")})
     view.meta["val"] = bias.meta["val"].view(view.args[1])
-    biased.meta["val"] = value
+    with value.fake_mode:
+        biased.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

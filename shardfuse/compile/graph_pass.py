@@ -10,10 +10,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
 from ..base_error import ShardfuseError
@@ -22,21 +23,21 @@ from ..frontend.explain import Explanation, explain_plan
 from ..in_kernel_sums import EXCHANGE
 from . import cast_lowering
 from .aten_collectives import collective_text
-from .backend import Take
 from .cast_op import join_casts
 from .channels_last import keep_channels_last
+from .compile_errors import CompileOptionError
 from .convolution_biases import add_biases
 from .convolution_layouts import read_in_other_orders
 from .cost import Cost, cost_of, why_never
 from .hidden_host import hides_host
+from .kept_regions import sources_hash
 from .ledger import RegionReport, note
-from .own_pass import OwnPass
 from .padded import share_pads
 from .pool_op import take_pools
 from .published import log, publish
 from .random_op import compare_unrounded
 from .rank_region_op import rank_program_of
-from .rank_regions import starts_in, why_never_inside, why_not_alike
+from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
 from .region_lowering import register
 from .region_op import program_of
 from .region_times import graph_of
@@ -46,16 +47,46 @@ from .traced_lines import lines_of
 from .translation import hinted, tensor_of
 from .written_back import join_copies
 
+Take = Literal["auto", "all", "none"]
+GraphPass = Callable[[Graph], None]
 
-class PostGradPass(OwnPass):
-    """Hands regions of a graph over to shardfuse."""
 
-    def run(self, graph: Graph) -> None:
+class PostGradPass(CustomGraphPass):
+    """Hands regions of a graph over to shardfuse.
+
+    ``take``: "auto", regions that are expected to gain; "all" that can be; "none".  ``before``: passes that run first,
+    the caller's own.
+    """
+
+    def __init__(self, take: Take = "auto", before: Sequence[GraphPass] = ()) -> None:
+        if take not in get_args(Take):
+            raise CompileOptionError("shardfuse.take", take, get_args(Take))
+        self.take: Take = take
+        self.before = tuple(before)
+
+    def __call__(self, graph: Graph) -> None:
+        for other in self.before:
+            other(graph)
+        if self.take == "none":
+            return
         # That C++ calls no object of Python; a package made ahead of time would need shardfuse wherever it runs.
         if inductor_config.cpp_wrapper:
             log.info("no region is handed over: Inductor writes C++ here, which does not call them")
             return
         hand_over(graph, self.take)
+
+    def uuid(self) -> object:
+        """Tells compiled graphs apart in torch's caches; None, for no caching, where a pass before it has no uuid.
+
+        Asked for at each look-up: process groups may have been made since the last one.
+        """
+        others: list[object] = []
+        for other in self.before:
+            found: Any = other.uuid() if isinstance(other, CustomGraphPass) else None
+            if not found:
+                return None
+            others.append(found)
+        return ("shardfuse", sources_hash(), self.take, *facts_here(), *others)
 
 
 _graphs = count()

@@ -24,6 +24,7 @@ from ..device.region_costs import (
     INDUCTOR_COLUMN_SHARE,
     INDUCTOR_COLUMN_VARIANCE_SHARE,
     INDUCTOR_COLUMNS_SHARE,
+    INDUCTOR_CONVOLUTION_SHARE,
     INDUCTOR_FINISH_US,
     INDUCTOR_GROUPED,
     INDUCTOR_HEAVY,
@@ -51,6 +52,7 @@ from ..device.region_costs import (
 from ..schedulers.limits import power_of_two
 from .aten_reductions import FEW
 from .aten_table import aten_ops, is_view
+from .region_border import made_by
 from .regions import Region, nbytes
 from .translation import argument, hinted, tensor_of
 
@@ -233,7 +235,7 @@ def _kernel_us(
     computed = computed_by(region, roots, heavy, stored, joins_whole=True) / INDUCTOR_POINTWISE_OPS_PER_US
     if kernel.reduced <= PERSISTENT_ROW:
         moved = (read + written) / BYTES_PER_US
-        share = INDUCTOR_MASKED_SHARE if _is_masked_softmax(kernel, reductions) else INDUCTOR_ROW_SHARE
+        share = _row_share(kernel, reductions, inputs)
         return KERNEL_US + (beside(moved, computed) if drawn else max(moved / share, computed))
     depth = _depths(region)
     passes = 1 + max(depth[n] for n in reductions) - min(depth[n] for n in reductions) + (1 if wide else 0)
@@ -242,6 +244,13 @@ def _kernel_us(
     again = REREAD if row * min(RESIDENT_ROWS, kernel.kept) <= L2_BYTES else 1.0
     moved = (read + later * again * (passes - 1) + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
     return KERNEL_US + (beside(moved, computed) if drawn else max(moved, computed))
+
+
+def _row_share(kernel: ReductionKernel, reductions: Sequence[Node], inputs: Sequence[Node]) -> float:
+    """Of a kernel that holds its rows, or would if they were not a convolution's."""
+    if any(made_by(n).target is torch.ops.aten.convolution.default for n in inputs):
+        return INDUCTOR_CONVOLUTION_SHARE
+    return INDUCTOR_MASKED_SHARE if _is_masked_softmax(kernel, reductions) else INDUCTOR_ROW_SHARE
 
 
 def _is_masked_softmax(kernel: ReductionKernel, reductions: Sequence[Node]) -> bool:

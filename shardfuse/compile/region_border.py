@@ -20,7 +20,7 @@ def border_bytes(region: Region) -> int:
     """
     moved = 0
     for n in region.inputs:
-        made = _made_by(n)
+        made = made_by(n)
         if is_fusable(made) and not _is_read_behind(region, made):
             is_own = all(u in region.nodes or u in region.again or is_view(u) for u in made.users)
             moved += (2 if is_own else 1) * nbytes(n)
@@ -33,7 +33,7 @@ def border_bytes(region: Region) -> int:
     return moved
 
 
-def _made_by(n: Node) -> Node:
+def made_by(n: Node) -> Node:
     """What computes the elements of ``n``, which may be a view of it."""
     while is_view(n):
         n = cast(Node, n.args[0])

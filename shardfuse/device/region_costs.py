@@ -61,9 +61,9 @@ TURNED_SHARE = 0.25
 """Of kernels whose tensors have elements side by side along different axes, as a dropout's mask that is contiguous has
 beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""
 TURNING_SUM_SHARE = 0.6
-"""Of plain sums whose tensors have elements side by side along different axes (``Reductions.turned_tile``): gradients
-of a layer scale and of a bias, 154, 77 and 39 MB, took 50, 31 and 21 us, of heads that become rows, 50 and 77 MB, 21
-and 33, where Inductor's took 97, 54, 48, 28 and more."""
+"""Of plain reductions whose tensors have elements side by side along different axes (``Reductions.turned_tile``):
+gradients of a layer scale and of a bias, 154, 77 and 39 MB, took 50, 31 and 21 us, of heads that become rows, 50 and 77
+MB, 21 and 33, where Inductor's took 97, 54, 48, 28 and more."""
 INDUCTOR_TURNED_SHARE = 0.14
 """Of Inductor's kernels that sum rows and columns of tensors of two orders: gradients of LayerNorms of images,
 64 x 96 x 56 x 56 and 64 x 192 x 28 x 28, of which an operand has pixels innermost, took 507 and 227 us, and 206 and 101
@@ -81,6 +81,9 @@ INDUCTOR_ROW_SHARE, INDUCTOR_LOOP_SHARE, INDUCTOR_COLUMN_SHARE = 0.92, 0.85, 0.8
 INDUCTOR_MASKED_SHARE, MASKED_ROW = 0.66, 512
 """Of rows of a softmax that asks of each whether anything of it is left, from so many elements on: 411 and 822 MB of
 rows of 512 took 150 and 285 us; rows of 128 reach 0.84."""
+INDUCTOR_CONVOLUTION_SHARE = 0.4
+"""Of rows of what a convolution gives: norms of the channels of 64 x 96 x 56 x 56, 16 bits, with the bias that is added
+and stored, 116 MB, took 96 us in loops, of 58 and 29 MB 33 and 17; with a wide result too, 154 MB, 137."""
 INDUCTOR_SCATTERED_SHARE = 0.30
 """Of rows whose elements lie apart in memory by a few bytes each, as a group's channels do in channels-last: group
 norms reach 0.15 to 0.35."""
