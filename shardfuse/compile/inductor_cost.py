@@ -247,8 +247,9 @@ def _kernel_us(
 
 
 def _row_share(kernel: ReductionKernel, reductions: Sequence[Node], inputs: Sequence[Node]) -> float:
-    """Of a kernel that holds its rows, or would if they were not a convolution's."""
-    if any(made_by(n).target is torch.ops.aten.convolution.default for n in inputs):
+    """Of a kernel that holds its rows, or would if they were not normed ones of a convolution's."""
+    is_convolution = any(made_by(n).target is torch.ops.aten.convolution.default for n in inputs)
+    if is_convolution and any(map(_is_variance, reductions)):
         return INDUCTOR_CONVOLUTION_SHARE
     return INDUCTOR_MASKED_SHARE if _is_masked_softmax(kernel, reductions) else INDUCTOR_ROW_SHARE
 

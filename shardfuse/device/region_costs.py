@@ -82,8 +82,8 @@ INDUCTOR_MASKED_SHARE, MASKED_ROW = 0.66, 512
 """Of rows of a softmax that asks of each whether anything of it is left, from so many elements on: 411 and 822 MB of
 rows of 512 took 150 and 285 us; rows of 128 reach 0.84."""
 INDUCTOR_CONVOLUTION_SHARE = 0.4
-"""Of rows of what a convolution gives: norms of the channels of 64 x 96 x 56 x 56, 16 bits, with the bias that is added
-and stored, 116 MB, took 96 us in loops, of 58 and 29 MB 33 and 17; with a wide result too, 154 MB, 137."""
+"""Of norms of rows of what a convolution gives: of the channels of 64 x 96 x 56 x 56, 16 bits, with the bias that is
+added and stored, 116 MB, took 96 us in loops, of 58 and 29 MB 33 and 17; with a wide result too, 154 MB, 137."""
 INDUCTOR_SCATTERED_SHARE = 0.30
 """Of rows whose elements lie apart in memory by a few bytes each, as a group's channels do in channels-last: group
 norms reach 0.15 to 0.35."""
