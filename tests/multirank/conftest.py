@@ -31,7 +31,9 @@ from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 
 LAUNCH = read_launch()
 set_process_defaults(LAUNCH)
-TIMEOUT = float(os.environ.get("SHARDFUSE_TEST_TIMEOUT", "20"))
+TIMEOUT = float(os.environ.get("SHARDFUSE_TEST_TIMEOUT", "60"))
+"""Seconds that ranks wait for one another: more than a rank may get no core, beside others.  One that is
+later is in another test than the others from then on."""
 # A failing rank tells its verdict at once, the others when their collective gives up.
 VERDICT_TIMEOUT = timedelta(seconds=TIMEOUT + 30)
 SECONDS = 60.0

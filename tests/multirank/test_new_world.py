@@ -17,7 +17,7 @@ from shardfuse.nn import BatchNorm1d, SyncBatchNorm
 
 def begin(pg: Any, name: str, rank: int, size: int) -> None:
     store: Any = PrefixStore(name, pg.store)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
 
 
 def batch(rank: int) -> torch.Tensor:
