@@ -78,7 +78,7 @@ def test_gradients_that_are_joined_gain() -> None:
 
 
 def test_the_gradient_of_heads_that_are_turned_into_a_bias_gains() -> None:
-    """384 x 64 x 512 of float16: 21 us, Inductor's 28."""
+    """384 x 64 x 512 of float16: 21 us in twice as many programs, Inductor's 28."""
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows = (x.float().reshape(32, 12, 64, 512) * 0.35).permute(0, 1, 3, 2).half()

@@ -40,9 +40,10 @@ class Reductions:
     turned_programs: int = 4
     """Columns and rows of a tile whose tensors are contiguous along different axes, elements that a thread merges, and
     programs of a multiprocessor. The gradients of a layer scale and of a bias behind it, 64 x 96 x 56 x 56, took 50 us
-    so, in tiles of 128 x 32 107; 64 x 384 x 14 x 14 21, of 512 x 8 59; gradients of heads that become rows, 384 x 64 x
-    512 of 16 bits, and their sum 21, by whole columns 94; 12288 x 32 x 49 33 and 137. 32 x 64 is up to 8 % faster where
-    most tensors are contiguous along columns, and takes 2.8 times as long where they are along rows."""
+    so, in tiles of 128 x 32 107; 64 x 384 x 14 x 14 21, of 512 x 8 59. Twice as many programs of the tile took 21 us
+    for gradients of heads that become rows, 384 x 64 x 512 of 16 bits, and their sum, where whole columns take 94, and
+    33 for 12288 x 32 x 49, 137 before; so many as here more than 21 and 34, how much is not known. 32 x 64 is up to 8 %
+    faster where most tensors are contiguous along columns, and takes 2.8 times as long where they are along rows."""
     few_rows: int = 32
     """Rows, of all inputs, that are read one by one by the thread that adds them up. The sum over dim 0 of 4 x
     33554432 took 97 us so, with the rows of a tile in different warps 1197."""
