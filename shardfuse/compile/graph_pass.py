@@ -43,6 +43,7 @@ from .region_op import program_of
 from .region_times import graph_of
 from .regions import Region, nearest_behind, nominal, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_order, why_no_size
+from .saved_orders import keep_saved_orders
 from .traced_lines import lines_of
 from .translation import hinted, tensor_of
 from .written_back import join_copies
@@ -160,6 +161,8 @@ def hand_over(graph: Graph, take: Take) -> None:
     if not keeps_addresses and join_casts(graph, only_gpu=take == "auto"):
         cast_lowering.register()
     join_copies(graph, only_gpu=take == "auto")
+    if not turned:
+        keep_saved_orders(graph, only_gpu=take == "auto")
 
 
 def _weighed(
