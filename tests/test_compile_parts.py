@@ -8,7 +8,7 @@ from compile_graphs import check, graph_of, listed, regions_in
 from torch.fx import GraphModule
 
 from shardfuse.compile import regions
-from shardfuse.compile.regions import nbytes
+from shardfuse.compile.node_facts import nbytes
 
 Tensors = tuple[torch.Tensor, ...]
 

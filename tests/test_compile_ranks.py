@@ -22,10 +22,10 @@ from shardfuse.compile import graph_pass, rank_regions, report
 from shardfuse.compile.compile_errors import GroupSizeError, UntranslatableError
 from shardfuse.compile.graph_pass import PostGradPass, hand_over
 from shardfuse.compile.ledger import RegionReport
+from shardfuse.compile.node_facts import nominal
 from shardfuse.compile.program_text import printed, rebuilt
 from shardfuse.compile.rank_axis import on_mesh
 from shardfuse.compile.rank_region_op import RANK_REGION, rank_program_of
-from shardfuse.compile.regions import nominal
 from shardfuse.compile.translation import hinted
 from shardfuse.device import A100
 from shardfuse.executor import symmetric_slots

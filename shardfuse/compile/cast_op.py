@@ -31,8 +31,8 @@ from torch.fx import Graph, Node
 from ..executor.cache import LRUCache
 from .aten_table import is_view
 from .cast_call import CastCall
+from .node_facts import is_fusable, is_mutation, nbytes
 from .region_op import define_op
-from .regions import is_fusable, is_mutation, nbytes
 from .translation import known
 
 LIST_BYTES = 64 << 20

@@ -37,7 +37,7 @@ from torch.fx import Graph, Node
 
 from .convolution_layouts import turn_convolutions
 from .memory_orders import Values, commit, follow, given_to_caller, is_image_in_channels_last, source_of, with_bases
-from .regions import is_mutation
+from .node_facts import is_mutation
 from .translation import known
 
 aten: Any = torch.ops.aten

@@ -48,7 +48,7 @@ from .memory_orders import (
     is_image_in_channels_last,
     source_of,
 )
-from .regions import nbytes
+from .node_facts import nbytes
 
 aten: Any = torch.ops.aten
 

@@ -15,6 +15,7 @@ from ..device.region_costs import (
     BYTES_PER_US,
     COLUMN_GROUP_PROGRAMS,
     COLUMN_GROUP_SHARE,
+    CONFIRMED_USE,
     GROUP_ACCESSES_PER_US,
     GROUP_BESIDE_SHARE,
     GROUP_SHARE,
@@ -93,8 +94,8 @@ def _ours(plan: Explanation, region: Region) -> float:
             continue
         launches += max(len(s.kernels), 1)
         share = _share(s, region)
-        if s.scheduler == "looped" and 10 * s.bytes < 9 * plan.bytes:
-            share = share if _is_in_two_steps(region) else UNCONFIRMED_SHARE
+        if s.scheduler == "looped" and 10 * s.bytes < 9 * plan.bytes and not _is_confirmed(s, region):
+            share = UNCONFIRMED_SHARE
         moved = s.bytes / (BYTES_PER_US * share)
         total += max(moved, _waited_us(s, region)) if 2 * s.bytes > plan.bytes else moved
         rows += s.bytes if (s.scheduler, share) == ("persistent", SHARE_OF_COPY["persistent"]) else 0
@@ -130,6 +131,14 @@ def _share(segment: SegmentExplanation, region: Region) -> float:
     if segment.turns:
         return min(share, TURNING_SUM_SHARE)
     return min(share, TURNED_SHARE) if _is_turned(region) else share
+
+
+def _is_confirmed(segment: SegmentExplanation, region: Region) -> bool:
+    """Has a loop like it been measured beside another kernel?"""
+    if _is_in_two_steps(region):
+        return True
+    is_of_columns = _share_by_rows(segment.scheduler, region) == COLUMN_GROUP_SHARE
+    return is_of_columns and _used(segment, kernel_of(region.reductions[0]).kept) >= CONFIRMED_USE
 
 
 def _used(segment: SegmentExplanation, kept: int) -> float:

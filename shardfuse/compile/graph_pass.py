@@ -32,6 +32,7 @@ from .cost import Cost, cost_of, why_never
 from .hidden_host import hides_host
 from .kept_regions import sources_hash
 from .ledger import RegionReport, note
+from .node_facts import nominal
 from .padded import share_pads
 from .pool_op import take_pools
 from .published import log, publish
@@ -41,7 +42,7 @@ from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
 from .region_lowering import register
 from .region_op import program_of
 from .region_times import graph_of
-from .regions import Region, nearest_behind, nominal, regions_of
+from .regions import Region, nearest_behind, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_order, why_no_size
 from .saved_orders import keep_saved_orders
 from .traced_lines import lines_of

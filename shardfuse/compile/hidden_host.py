@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from ..device.region_costs import FLOPS_PER_US, PRODUCTS_US
-from .regions import is_kernel, tensors_of
+from .node_facts import is_kernel, tensors_of
 from .translation import hinted
 
 

@@ -28,6 +28,7 @@ from ..device.region_costs import (
     INDUCTOR_FINISH_US,
     INDUCTOR_GROUPED,
     INDUCTOR_HEAVY,
+    INDUCTOR_IMAGE_SHARE,
     INDUCTOR_LOOP_SHARE,
     INDUCTOR_MASKED_SHARE,
     INDUCTOR_MIXED_SHARE,
@@ -52,8 +53,10 @@ from ..device.region_costs import (
 from ..schedulers.limits import power_of_two
 from .aten_reductions import FEW
 from .aten_table import aten_ops, is_view
+from .memory_orders import is_image_in_channels_last
+from .node_facts import is_fusable, nbytes
 from .region_border import made_by
-from .regions import Region, nbytes
+from .regions import Region
 from .translation import argument, hinted, tensor_of
 
 DRAW = "inductor_random"
@@ -247,10 +250,13 @@ def _kernel_us(
 
 
 def _row_share(kernel: ReductionKernel, reductions: Sequence[Node], inputs: Sequence[Node]) -> float:
-    """Of a kernel that holds its rows, or would if they were not normed ones of a convolution's."""
-    is_convolution = any(made_by(n).target is torch.ops.aten.convolution.default for n in inputs)
-    if is_convolution and any(map(_is_variance, reductions)):
-        return INDUCTOR_CONVOLUTION_SHARE
+    """Of a kernel that holds its rows, or would if they were not normed ones of images."""
+    if any(map(_is_variance, reductions)):
+        made = [made_by(n) for n in inputs]
+        if any(n.target is torch.ops.aten.convolution.default for n in made):
+            return INDUCTOR_CONVOLUTION_SHARE
+        if any(is_fusable(n) and is_image_in_channels_last(n.meta.get("val")) for n in made):
+            return INDUCTOR_IMAGE_SHARE
     return INDUCTOR_MASKED_SHARE if _is_masked_softmax(kernel, reductions) else INDUCTOR_ROW_SHARE
 
 

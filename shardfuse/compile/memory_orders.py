@@ -17,8 +17,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from .aten_table import aten_ops, is_view
+from .node_facts import is_mutation
 from .random_op import channels_last_strides, draws_as_rand, register
-from .regions import is_mutation
 from .translation import known
 
 aten: Any = torch.ops.aten

@@ -30,7 +30,8 @@ from ..executor.symmetric_slots import why_not_together
 from ..mesh.groups import groups_here, ranks_of_group, world_size
 from .aten_collectives import NAMESPACE, group_of, is_start, is_wait
 from .aten_table import aten_ops, is_view
-from .regions import Region, expression_of, is_fusable, nominal
+from .node_facts import expression_of, is_fusable, nominal
+from .regions import Region
 
 
 def facts_here() -> tuple[object, ...]:

@@ -9,7 +9,8 @@ from typing import cast
 from torch.fx import Node
 
 from .aten_table import is_view
-from .regions import Region, is_fusable, nbytes
+from .node_facts import is_fusable, nbytes
+from .regions import Region
 
 
 def border_bytes(region: Region) -> int:

@@ -10,6 +10,8 @@ costs more than the bytes that it moves (``grouping``).  At its rim it is cut wh
 - likewise a view, a widening cast, or a tensor made of numbers that the region reads is made once more inside;
 - what a pointwise kernel of Inductor computes at the rim from more bytes than it gives, a dropout's mask from random
   numbers say, stays there;
+- likewise a tensor that one region would hand to others is made anew in each, and outside, of what these read anyway
+  (``made_anew``);
 - a slice that is all that the region reads of a tensor, as of logits that were padded for a matrix product, is an input
   with strides of its own: its rows then begin where the padded tensor's do, and wide loads need no mask.
 """
@@ -17,13 +19,12 @@ costs more than the bytes that it moves (``grouping``).  At its rim it is cut wh
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
-import sympy
 import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -31,6 +32,8 @@ from torch.fx.node import map_arg
 from .aten_collectives import NAMESPACE, is_gather, is_start, is_wait
 from .aten_table import aten_ops, is_view, is_widening, why_not
 from .grouping import grouped
+from .made_anew import Anew, made_anew
+from .node_facts import is_fusable, is_kernel, is_mutation, nbytes, nominal, tensors_of
 from .random_op import draws_inside, is_draw
 from .region_parts import parts_of
 from .translation import hinted
@@ -104,19 +107,14 @@ def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[lis
     now = {n: epoch[k] for n, k in number.items()}
     heavy = [number[n] for n in nodes if not joinable[number[n]] and is_kernel(n)]
     parts = [p for group in found for p in _in_parts([nodes[k] for k in group], number, heavy)]
-    made = [_region(part, now) for part in parts]
+    anew = made_anew(parts, now)
+    made = [_region(part, now, anew) for part in parts]
     return [r for r in made if r is not None], refusals
 
 
 def _in_parts(group: list[Node], number: Mapping[Node, int], heavy: Sequence[int]) -> list[list[Node]]:
     """All ranks cut regions with collectives alike, which sizes of a call do not tell."""
     return [group] if any(map(is_start, group)) else parts_of(group, number, heavy, nbytes)
-
-
-def is_kernel(n: Node) -> bool:
-    """Is it computed by a kernel that is not one of pointwise ops?"""
-    is_other = is_view(n) or is_fusable(n) or n.target is operator.getitem or n.target in aten_ops().factories
-    return n.op == "call_function" and not is_other and bool(tensors_of(n)) and "inductor_" not in str(n.target)
 
 
 def _signature(node: Node) -> str:
@@ -174,13 +172,6 @@ def epochs(nodes: Sequence[Node]) -> list[int]:
     return found
 
 
-def is_mutation(node: Node) -> bool:
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
-    return node.op == "call_function" and target is not operator.getitem and node.is_impure()
-
-
 def ordered_nodes(nodes: Iterable[Node]) -> list[Node]:
     """Nodes that keep their order among themselves: random numbers, and collectives, which all ranks start alike."""
     return [n for n in nodes if _is_ordered(n.target)]
@@ -209,23 +200,16 @@ def _is_on_one_device(a: Node, b: Node) -> bool:
     return len(devices) < 2
 
 
-def tensors_of(n: Node) -> list[torch.Tensor]:
-    """The results of a node."""
-    value: object = n.meta.get("val")
-    values = cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
-    return [v for v in values if isinstance(v, torch.Tensor)]
-
-
 # --- the rim -----------------------------------------------------------------------------------------------
 
 
-def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
+def _region(group: Sequence[Node], epoch: Mapping[Node, int], anew: Anew) -> Region | None:
     """The region of a group; None where nothing is left of it.
 
     ``epoch``: of every node.  What is made once more is of the region's: its inputs have not changed in between.
     """
-    kept = _without_slices_at_rim(_without_narrowing_rim(_without_draws_beside_collectives(group)))
-    outputs, outside = _outputs(kept)
+    kept = _without_slices_at_rim(_without_narrowing_rim(_without_draws_beside_collectives(group), anew))
+    outputs, outside = _outputs(kept, anew)
     nodes = _needed(kept, outputs)
     if not any(map(_is_seed, nodes)) or not all(map(_is_tensor, outputs)):
         return None
@@ -233,15 +217,15 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
     read = [a for n in nodes for a in n.all_input_nodes if a not in inside]
     again: list[Node] = []
     inputs: dict[Node, None] = {}
-    waiting = list(dict.fromkeys(read))
+    waiting = [(n, n in anew.read) for n in dict.fromkeys(read)]
     while waiting:
-        n = waiting.pop(0)
+        n, is_anew = waiting.pop(0)
         if n in inputs or n in again:
             continue
         is_slice = _is_slice_read_alone(n, (*inside, *read, *again))
-        if not is_slice and _is_cheap(n) and epoch[n] == now and why_not(n) is None:
+        if not is_slice and (is_anew or _is_cheap(n)) and epoch[n] == now and why_not(n) is None:
             again.append(n)
-            waiting += n.all_input_nodes
+            waiting += [(a, a in anew.read or (is_anew and a in anew.made)) for a in n.all_input_nodes]
         else:
             inputs[n] = None
     tensors = tuple(n for n in inputs if _is_tensor(n))
@@ -263,16 +247,20 @@ def _is_cheap(n: Node) -> bool:
     return is_view(n) or n.target in aten_ops().factories or (n.op == "call_function" and is_widening(n))
 
 
-def _outputs(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+def _outputs(nodes: Sequence[Node], anew: Anew) -> tuple[list[Node], list[Node]]:
     """What others read: tensors to be stored, and what is made of them outside."""
     inside = set(nodes)
     wanted = {n for n in nodes if any(u not in inside for u in n.users)}
+    parts: set[Node] = set()  # of what is made anew, read by nothing else outside
     outside: list[Node] = []
     for n in reversed(nodes):
-        if n in wanted and (is_view(n) or is_widening(n)):
+        is_anew = n in anew.read or (n in parts and n not in wanted)
+        if is_anew or (n in wanted and (is_view(n) or is_widening(n))):
             outside.append(n)
             wanted.discard(n)
-            wanted.update(a for a in n.all_input_nodes if a in inside)
+            for a in n.all_input_nodes:
+                if a in inside:
+                    (parts if is_anew and a in anew.made and a not in wanted else wanted).add(a)
     return [n for n in nodes if n in wanted], outside[::-1]
 
 
@@ -292,14 +280,14 @@ def _without_draws_beside_collectives(group: Sequence[Node]) -> Sequence[Node]:
     return [n for n in group if not is_draw(n)]
 
 
-def _without_narrowing_rim(group: Sequence[Node]) -> list[Node]:
+def _without_narrowing_rim(group: Sequence[Node], anew: Anew) -> list[Node]:
     """Without what Inductor computes at the rim, in the kernel of what it is made of, from more bytes than it gives."""
     kept = dict.fromkeys(group)
     count = partial(nbytes, size=nominal if any(map(is_start, group)) else hinted)
     for n in group:
         sources = n.all_input_nodes
         is_kept = n.target in aten_ops().reductions or n.target is operator.getitem or is_start(n)
-        if is_kept or any(a in kept for a in sources):
+        if is_kept or any(a in kept or a in anew.read for a in sources):
             continue
         fusable = [a for a in sources if is_fusable(a) and all(u is n or u not in kept for u in a.users)]
         if fusable and count(n) < sum(map(count, fusable)):
@@ -333,52 +321,6 @@ def _is_read_alone(n: Node, readers: Collection[Node]) -> bool:
 
 
 _SLICES = (torch.ops.aten.slice.Tensor, torch.ops.aten.select.int)
-
-
-def is_fusable(node: Node) -> bool:
-    """Is it part of a pointwise kernel of Inductor, so that it need not be stored for its readers?"""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    is_random = node.target.name() in ("prims::inductor_random", "prims::inductor_randint", "shardfuse::image_rand_v1")
-    is_moved = node.target in _PLACED
-    return is_random or is_moved or torch.Tag.pointwise in node.target.tags or is_widening(node)
-
-
-_PLACED = (
-    torch.ops.aten.select_scatter.default,
-    torch.ops.aten.slice_scatter.default,
-    torch.ops.aten.constant_pad_nd.default,
-    torch.ops.aten.flip.default,
-    torch.ops.aten.embedding.default,
-    torch.ops.aten.index.Tensor,
-)
-"""Ops without the tag whose elements Inductor computes where they are read."""
-
-
-def nbytes(node: Node, size: Callable[[int | torch.SymInt], int] = hinted) -> int:
-    """Bytes of a node's tensor, at the sizes of the call for which the graph was made, or at what ``size`` says."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return 0
-    count = 1
-    for n in value.shape:
-        count *= size(n)
-    return count * value.dtype.itemsize
-
-
-NOMINAL = 64
-"""A symbol of the graph's sizes counts as this in what ranks decide alike."""
-
-
-def nominal(size: int | torch.SymInt) -> int:
-    """A size as a number that all ranks have alike: with ``NOMINAL`` for each symbol."""
-    found = expression_of(size)
-    return int(found.subs(dict.fromkeys(found.free_symbols, NOMINAL)))
-
-
-def expression_of(size: int | torch.SymInt) -> Any:
-    """A size as sympy has it."""
-    return size.node.expr if isinstance(size, torch.SymInt) else cast(Any, sympy).Integer(size)
 
 
 def nearest_behind(graph: Graph, regions: Sequence[Region]) -> list[tuple[int, ...]]:

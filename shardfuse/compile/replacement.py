@@ -35,11 +35,12 @@ from ..ir.op import View
 from ..ir.tensor_view import TensorView
 from .aten_table import is_view, translate
 from .compile_errors import UntranslatableError
+from .node_facts import expression_of, is_fusable
 from .program_text import printed
 from .random_op import is_seed
 from .rank_region_op import RANK_REGION
 from .region_op import REGION
-from .regions import Region, epochs, expression_of, is_fusable, ordered_nodes
+from .regions import Region, epochs, ordered_nodes
 from .translation import Translation, hinted, is_same_size, memory_order, stride_places, tensor_of
 
 
@@ -100,6 +101,10 @@ def put_in(graph: Graph, taken: Sequence[tuple[Region, RegionProgram]]) -> None:
     now: dict[Node, Node] = {}
     for region, program in taken:
         _put_in(graph, region, program, place, now)
+    for region, _ in reversed(taken):
+        for n in reversed(region.outside):
+            if not now[n].users:  # all that read it make it anew
+                graph.erase_node(now[n])
     _reorder(graph, place)
     graph.lint()
 

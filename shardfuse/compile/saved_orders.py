@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.fx import Graph, Node
 
 from .convolution_layouts import inductor_turns
@@ -53,7 +54,7 @@ def _changes(n: object, *, only_gpu: bool) -> bool:
     if isinstance(n, Node) and _is_read_by_convolution(n):
         return False
     is_known = all(known(k) >= 0 for k in value.shape)
-    return is_known and torch._prims_common.is_non_overlapping_and_dense_or_false(value) and not is_dense(value)
+    return is_known and is_non_overlapping_and_dense_or_false(value) and not is_dense(value)
 
 
 def _is_read_by_convolution(n: Node) -> bool:

@@ -84,6 +84,9 @@ rows of 512 took 150 and 285 us; rows of 128 reach 0.84."""
 INDUCTOR_CONVOLUTION_SHARE = 0.4
 """Of norms of rows of what a convolution gives: of the channels of 64 x 96 x 56 x 56, 16 bits, with the bias that is
 added and stored, 116 MB, took 96 us in loops, of 58 and 29 MB 33 and 17; with a wide result too, 154 MB, 137."""
+INDUCTOR_IMAGE_SHARE = 0.6
+"""Of such norms of images in channels-last that Inductor's own kernels compute, where it lays out what it stores by
+itself: three in a ConvNeXt-T's step, of 232, 116 and 58 MB, took 237, 26 and 14 us, the first in loops."""
 INDUCTOR_SCATTERED_SHARE = 0.30
 """Of rows whose elements lie apart in memory by a few bytes each, as a group's channels do in channels-last: group
 norms reach 0.15 to 0.35."""
@@ -97,9 +100,11 @@ INDUCTOR_POINTWISE_OPS_PER_US = 3e7
 """Of one that only makes elements: gradients of GELU, 34 million elements, took 54 to 68 us, their bytes 47."""
 INDUCTOR_COLUMN_VARIANCE_SHARE = 0.45
 """Of columns whose variance is taken: 0.33 to 0.8 in the batch norms of a ResNet, half of them below 0.45."""
-UNCONFIRMED_SHARE = 0.1
-"""Of a loop over columns beside another kernel: a batch norm and the mean over its pixels took 282 us, where Inductor
-took 66."""
+UNCONFIRMED_SHARE, CONFIRMED_USE = 0.1, 0.9
+"""Of a loop over columns beside another kernel, unless it uses so much of the machine.  Batch norms with SiLU and the
+mean over their pixels, of ten sizes from 128 x 32 x 112 x 112 to 128 x 1152 x 7 x 7, took 0.6 to 1.06 of Inductor's
+time, 16 bits, with ReLU three others 0.7 to 0.96; of float32, 64 x 512 x 7 x 7, whose loop has half of the machine, 53
+us where Inductor took 21."""
 INDUCTOR_COLUMNS_SHARE = 0.65
 """Of columns with more than two sums: of the gradients of two batch norms at once 0.55, 0.63, 0.64 and 0.83."""
 COLUMNS_UNSPLIT, COLUMN_ROWS = 64 * H200.multiprocessors, 1024
