@@ -205,3 +205,13 @@ def test_stages_behind_the_first_take_no_scalars() -> None:
 )
 def test_a_schedule_in_words(schedule: Schedule, text: str) -> None:
     assert str(schedule) == text
+
+
+@pytest.mark.parametrize(
+    ("columns", "lanes"),
+    [(4096, 1024), (3072, 1024), (3000, 1024), (1536, 128), (1280, 128), (768, 128), (384, 128), (192, 64), (128, 128)],
+)
+def test_lanes_that_compute_costly_functions_are_full(columns: int, lanes: int) -> None:
+    """The gradients of a GELU and its bias: in tiles of 512, 384 columns took 166 us on an H200, of 128 127."""
+    kernels = planned("bias_gelu_backward", f"16384x{columns}")
+    assert (kernels[0].stages or kernels)[0].schedule.kept == lanes

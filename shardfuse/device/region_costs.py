@@ -62,8 +62,8 @@ TURNED_SHARE = 0.25
 beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""
 TURNING_SUM_SHARE = 0.6
 """Of plain reductions whose tensors have elements side by side along different axes (``Reductions.turned_tile``):
-gradients of a layer scale and of a bias, 154, 77 and 39 MB, took 50, 31 and 21 us, where Inductor's took 97, 54 and 48;
-of heads that become rows, 50 and 77 MB, in twice as many programs, 21 and 33, where 28 and more."""
+gradients of a layer scale and of a bias, 154, 77 and 39 MB, took 45, 30 and 19 us, where Inductor's took 97, 54 and 48;
+of heads that become rows, 50 and 77 MB, 25 and 43, where the first took Inductor 28."""
 INDUCTOR_TURNED_SHARE = 0.14
 """Of Inductor's kernels that sum rows and columns of tensors of two orders: gradients of LayerNorms of images,
 64 x 96 x 56 x 56 and 64 x 192 x 28 x 28, of which an operand has pixels innermost, took 507 and 227 us, and 206 and 101

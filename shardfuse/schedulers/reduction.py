@@ -147,6 +147,8 @@ def _columns(space: Features) -> Schedule:
     if is_stored and space.narrowest_load(space.kept) <= LEAST_COPY:
         each //= 2
     schedule = down_columns(space, each, across)
+    if is_heavy and is_stored:
+        schedule = _full(space, schedule)
     stored_bound = device.bound(tuned.stored_resident)
     if space.is_by_sample and schedule.kept > tuned.tall_lanes:
         schedule = _taller(schedule, tuned.tall_lanes).with_registers(stored_bound)
@@ -161,6 +163,15 @@ def _columns(space: Features) -> Schedule:
 def _taller(schedule: Schedule, lanes: int) -> Schedule:
     """As many elements, of so many columns."""
     return schedule.sized(kept=lanes, reduced=schedule.reduced * schedule.kept // lanes)
+
+
+def _full(space: Features, schedule: Schedule) -> Schedule:
+    """A narrower tile of as many elements, where idle lanes of the last one compute for nothing."""
+    tuned = space.tuned.reductions
+    idle = {lanes: -space.kept % lanes for lanes in (schedule.kept, *tuned.full_lanes) if lanes <= schedule.kept}
+    if idle[schedule.kept] < tuned.most_idle * space.kept:
+        return schedule
+    return _taller(schedule, min(idle, key=lambda lanes: (idle[lanes], -lanes)))
 
 
 def _are_planes(space: Features, lanes: int) -> bool:
