@@ -39,18 +39,18 @@ class Reductions:
     turned_accumulated: int = 2
     turned_programs: int = 4
     """Columns and rows of a tile whose tensors are contiguous along different axes, elements that a thread merges, and
-    programs of a multiprocessor. The gradients of a layer scale and of a bias behind it, 64 x 96 x 56 x 56, took 45 us
-    so, in tiles of 128 x 32 107, and 55 in twice as many programs; 64 x 384 x 14 x 14 19, of 512 x 8 59, and 21. Those
-    of heads that become rows, 384 x 64 x 512 of 16 bits, and their sum, took 25 us, whole columns 94, and 23 in twice as
-    many programs; of 12288 x 32 x 49 43, 137 before, 37 in half as many again and 45 in twice as many. 32 x 64 is up to
-    8 % faster where most tensors are contiguous along columns, and takes 2.8 times as long where they are along
-    rows."""
+    programs of a multiprocessor. The gradients of a layer scale and of a bias behind it, 64 x 96 x 56 x 56, took 45
+    us so, in tiles of 128 x 32 107, and 55 in twice as many programs; 64 x 384 x 14 x 14 19, of 512 x 8 59, and 21.
+    Those of heads that become rows, 384 x 64 x 512 of 16 bits, and their sum, took 25 us, whole columns 94, and 23 in
+    twice as many programs; of 12288 x 32 x 49 43, 137 before, 37 in half as many again and 45 in twice as many. 32 x
+    64 is up to 8 % faster where most tensors are contiguous along columns, and takes 2.8 times as long where they are
+    along rows."""
     full_lanes: tuple[int, int] = (128, 64)
     most_idle: float = 0.125
-    """Lanes of narrower tiles for columns that arithmetic limits, and which share of them may be idle in wide ones. The
-    gradients of a GELU and its bias, bfloat16, 200704 x 384, took 127 us in tiles of 128, of 512 166; 50176 x 768 69 and
-    87, 12544 x 1536 40 and 54, 25216 x 1280 60 and 84, 16384 x 640 27 and 34. Where wide ones are full, narrow ones took
-    0.99 to 1.05 of their time."""
+    """Lanes of narrower tiles for columns that arithmetic limits, and which share of them may be idle in wide ones.
+    The gradients of a GELU and its bias, bfloat16, 200704 x 384, took 127 us in tiles of 128, of 512 166; 50176 x 768
+    69 and 87, 12544 x 1536 40 and 54, 25216 x 1280 60 and 84, 16384 x 640 27 and 34. Where wide ones are full, narrow
+    ones took 0.99 to 1.05 of their time."""
     few_rows: int = 32
     """Rows, of all inputs, that are read one by one by the thread that adds them up. The sum over dim 0 of 4 x
     33554432 took 97 us so, with the rows of a tile in different warps 1197."""
