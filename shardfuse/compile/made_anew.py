@@ -63,7 +63,7 @@ def made_anew(groups: Sequence[Sequence[Node]], epochs: Mapping[Node, int]) -> A
                 continue
             if any(_asks_for_it(u, of, groups) or epochs[u] != epochs[n] for u in readers):
                 continue
-            chain, leaves = _chain(n, inside)
+            chain, leaves = _chain(n, inside, least)
             if any(a in found.read or (a in inside and nbytes(a) > least) for a in leaves):
                 continue
             units = dict.fromkeys(of.get(u, u) for u in readers)
@@ -82,9 +82,14 @@ def _gains(n: Node, chain: Iterable[Node], leaves: Collection[Node], reads: Sequ
     own = nbytes(n)
     large = [a for a in leaves if SMALL * nbytes(a) > own]
     saved = own + sum(own - sum(nbytes(a) for a in large if a not in read) for read in reads)
-    heavy: Mapping[str, int] = HEAVY
-    computed = sum(_elements(m) * heavy.get(f"{m.target}.".split(".")[1], 1) for m in chain) * len(reads)
+    computed = sum(_elements(m) * _instructions(m) for m in chain) * len(reads)
     return saved >= own and saved / BYTES_PER_US > computed / OPS_PER_US
+
+
+def _instructions(n: Node) -> int:
+    """Of an element."""
+    heavy: Mapping[str, int] = HEAVY
+    return heavy.get(f"{n.target}.".split(".")[1], 1)
 
 
 def _elements(n: Node) -> int:
@@ -119,8 +124,12 @@ def _is_remade(n: Node) -> bool:
     return not is_random and (is_pointwise or is_view(n) or is_widening(n) or n.target in aten_ops().factories)
 
 
-def _chain(n: Node, inside: Collection[Node]) -> tuple[dict[Node, None], set[Node]]:
-    """The nodes of the group that ``n`` is made of, itself among them, and what these read."""
+def _chain(n: Node, inside: Collection[Node], least: int) -> tuple[dict[Node, None], set[Node]]:
+    """The nodes of the group that ``n`` is made of, itself among them, and what these read.
+
+    A costly function of a tensor of at most ``least`` bytes, as the sigmoid of a gate is, is read: where it is made
+    anew it would be computed for each element of ``n``.
+    """
     chain: dict[Node, None] = {}
     leaves: set[Node] = set()
     waiting = [n]
@@ -128,7 +137,8 @@ def _chain(n: Node, inside: Collection[Node]) -> tuple[dict[Node, None], set[Nod
         m = waiting.pop()
         if m in chain:
             continue
-        if m in inside and _is_remade(m):
+        is_read = nbytes(m) <= least and _instructions(m) > 1
+        if m in inside and _is_remade(m) and not is_read:
             chain[m] = None
             waiting += m.all_input_nodes
         else:
