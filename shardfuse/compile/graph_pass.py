@@ -169,18 +169,21 @@ def hand_over(graph: Graph, take: Take) -> None:
 def _weighed(
     graph: Graph, take: Take, stays: dict[Node, str], turned: Set[Node], *, is_host_hidden: bool
 ) -> list[_Weighed]:
-    """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there.
+    """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there.  What
+    it would make anew, or others of what it reads, is stored.
 
     ``turned``: what reads images in another order than the graph says.
     """
+    stored: set[Node] = set()
     while True:
-        regions, _ = regions_of(graph, stays)
+        regions, _ = regions_of(graph, stays, stored)
         weighed = [_weigh(region, take, turned, is_host_hidden=is_host_hidden) for region in regions]
-        left = [w for w in weighed if w.region.collectives and not w.taken]
+        left = [w for w in weighed if not w.taken and (w.region.collectives or w.region.anew)]
         if not left:
             return weighed
         for w in left:
             stays.update(dict.fromkeys(w.region.collectives, w.why))
+            stored.update(w.region.anew)
 
 
 def _weigh(region: Region, take: Take, turned: Set[Node], *, is_host_hidden: bool) -> _Weighed:

@@ -13,7 +13,9 @@ before, of the backward of squeeze and excitation, where ``%x`` is what a convol
 after: the second group computes ``%scaled`` and ``%sigmoid`` of ``%grad`` and ``%x``.  Nothing large is handed over: of
 128 x 144 x 56 x 56 numbers in 16 bits that were 925 MB, where 231 are read now.
 
-Whichever of the two groups becomes a region: where one does not, Inductor makes what it reads anew, in its own kernel.
+All that compute such a tensor must be regions that are taken, so that they compute the same: Inductor rounds numbers of
+16 bits only where it stores them, a region at each op.  What is compared for equality is handed over, as an element and
+the largest of its row are, which kernels that contract products and sums in other ways would tell apart.
 """
 
 from __future__ import annotations
@@ -29,56 +31,67 @@ from torch.fx import Node
 from ..device.region_costs import BYTES_PER_US, HEAVY, OPS_PER_US
 from .aten_collectives import is_start
 from .aten_table import aten_ops, is_view, is_widening
-from .node_facts import is_fusable, nbytes
+from .node_facts import PARTS, is_fusable, nbytes
 from .random_op import is_draw
 from .region_parts import SMALL
-from .translation import hinted
+from .translation import hinted, is_same_size, tensor_of
+
+_REFUSED = frozenset(
+    (*PARTS, *(getattr(getattr(torch.ops.aten, op), kind) for op in ("eq", "ne") for kind in ("Tensor", "Scalar")))
+)
+"""Parts of a tensor, which would be made of all of it, and what kernels must agree on to the last bit."""
 
 
 @dataclass(frozen=True)
 class Anew:
-    """``read``: what nobody reads from memory, as its readers make it.  ``made``: this, and the nodes of its group that
-    it is made of."""
+    """``read``: what its readers make, each with the groups that do, its own the first.  ``made``: this, and the nodes
+    of its group that it is made of."""
 
-    read: dict[Node, None] = field(default_factory=dict[Node, None])
+    read: dict[Node, tuple[int, ...]] = field(default_factory=dict[Node, tuple[int, ...]])
     made: dict[Node, None] = field(default_factory=dict[Node, None])
 
 
-def made_anew(groups: Sequence[Sequence[Node]], epochs: Mapping[Node, int]) -> Anew:
+def made_anew(
+    groups: Sequence[Sequence[Node]], epochs: Mapping[Node, int], stored: Collection[Node] = frozenset()
+) -> Anew:
     """What saves at least as many bytes as it has, and takes less time than these.
 
-    ``groups``: disjoint, each in the order of the graph.  ``epochs``: of every node.
+    ``groups``: disjoint, each in the order of the graph.  ``epochs``: of every node.  ``stored``: handed over in any
+    case.
     """
     of = {n: k for k, group in enumerate(groups) for n in group}
-    reads: dict[int | Node, set[Node]] = {k: _read_by(group) for k, group in enumerate(groups)}
-    found = Anew()
-    for group in groups:
-        if any(map(is_start, group)):
-            continue
+    alike = [any(map(is_start, group)) for group in groups]  # ranks decide on these alike
+    reads = [_read_by(group) for group in groups]
+    found, wanted = Anew(), set(stored)
+    for k, group in enumerate(groups):
         inside = dict.fromkeys(group)
         least = max(map(nbytes, group)) // SMALL
         for n in group:
-            readers = _readers(n, inside)
-            if not readers or nbytes(n) <= least or not _is_remade(n):
+            if alike[k] or nbytes(n) <= least or n in wanted or not _is_remade(n):
                 continue
-            if any(_asks_for_it(u, of, groups) or epochs[u] != epochs[n] for u in readers):
+            readers = _readers(n, inside)
+            units = list(dict.fromkeys(of[u] for u in readers if u in of))
+            if not units or any(u not in of or epochs[u] != epochs[n] for u in readers) or any(alike[u] for u in units):
                 continue
             chain, leaves = _chain(n, inside, least)
-            if any(a in found.read or (a in inside and nbytes(a) > least) for a in leaves):
+            large = [a for a in leaves if nbytes(a) > least]
+            if any(a in found.read for a in leaves) or any(
+                a in inside or (is_fusable(a) and a not in of) for a in large
+            ):
+                continue  # not in memory
+            if any(m.target in _REFUSED for m in (*chain, *readers)) or not _tells_sizes(leaves, n):
                 continue
-            units = dict.fromkeys(of.get(u, u) for u in readers)
-            for u in units:
-                reads.setdefault(u, _read_by([u]) if isinstance(u, Node) else set())
             if _gains(n, chain, leaves, [reads[u] for u in units]):
-                found.read[n] = None
+                found.read[n] = (k, *units)
                 found.made.update(dict.fromkeys(chain))
+                wanted |= leaves
                 for u in units:
                     reads[u] |= leaves
     return found
 
 
 def _gains(n: Node, chain: Iterable[Node], leaves: Collection[Node], reads: Sequence[set[Node]]) -> bool:
-    """``reads``: of each reader, what it reads besides."""
+    """``reads``: of each group that reads ``n``, what it reads besides."""
     own = nbytes(n)
     large = [a for a in leaves if SMALL * nbytes(a) > own]
     saved = own + sum(own - sum(nbytes(a) for a in large if a not in read) for read in reads)
@@ -98,21 +111,23 @@ def _elements(n: Node) -> int:
 
 
 def _readers(n: Node, inside: Collection[Node]) -> list[Node]:
-    """Who reads ``n`` of those that are not ``inside``: itself, a view of it, or a wider copy, which is not stored."""
+    """Who reads ``n`` of those that are not ``inside``: itself, a view of it, or a wider copy, which is not stored.  A
+    part of it is a reader by itself."""
     found: list[Node] = []
     for u in n.users:
-        if u.users and (is_view(u) or (is_widening(u) and u in inside)):
+        is_whole = is_view(u) and u.target not in PARTS
+        if u.users and (is_whole or (is_widening(u) and u in inside)):
             found += _readers(u, inside)
-        elif u not in inside:
+        elif u not in inside or u.target in PARTS:
             found.append(u)
     return found
 
 
-def _asks_for_it(reader: Node, of: Mapping[Node, int], groups: Sequence[Sequence[Node]]) -> bool:
-    """Does it take ``n`` from memory whatever we do: a kernel that is not fused, the caller, or ranks alike?"""
-    if reader in of:
-        return any(map(is_start, groups[of[reader]]))
-    return not (is_fusable(reader) or reader.target in aten_ops().reductions)
+def _tells_sizes(leaves: Collection[Node], n: Node) -> bool:
+    """Are symbols among the sizes of ``n`` sizes of what it is made of too?  A region takes them from its inputs."""
+    have = [size for a in leaves if isinstance(a.meta.get("val"), torch.Tensor) for size in tensor_of(a).shape]
+    wanted = [size for size in tensor_of(n).shape if isinstance(size, torch.SymInt)]
+    return all(any(is_same_size(own, size) for own in have) for size in wanted)
 
 
 def _is_remade(n: Node) -> bool:
@@ -153,6 +168,6 @@ def _read_by(group: Sequence[Node]) -> set[Node]:
 
 def _stored(n: Node, inside: Collection[Node]) -> Node:
     """What is in memory, of which ``n`` is a view or a wider copy."""
-    while n not in inside and (is_view(n) or is_widening(n)) and isinstance(n.args[0], Node):
+    while n not in inside and n.target not in PARTS and (is_view(n) or is_widening(n)) and isinstance(n.args[0], Node):
         n = n.args[0]
     return n

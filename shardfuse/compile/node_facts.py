@@ -80,3 +80,7 @@ def nominal(size: int | torch.SymInt) -> int:
 def expression_of(size: int | torch.SymInt) -> Any:
     """A size as sympy has it."""
     return size.node.expr if isinstance(size, torch.SymInt) else cast(Any, sympy).Integer(size)
+
+
+PARTS = (torch.ops.aten.slice.Tensor, torch.ops.aten.select.int)
+"""Views that are parts of a tensor."""

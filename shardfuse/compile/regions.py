@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -33,7 +33,7 @@ from .aten_collectives import NAMESPACE, is_gather, is_start, is_wait
 from .aten_table import aten_ops, is_view, is_widening, why_not
 from .grouping import grouped
 from .made_anew import Anew, made_anew
-from .node_facts import is_fusable, is_kernel, is_mutation, nbytes, nominal, tensors_of
+from .node_facts import PARTS, is_fusable, is_kernel, is_mutation, nbytes, nominal, tensors_of
 from .random_op import draws_inside, is_draw
 from .region_parts import parts_of
 from .translation import hinted
@@ -46,7 +46,7 @@ class Region:
     ``nodes``: what the fusion computes.  ``replaced``: all that it stands for, what is not read among them.
     ``again``: made inside once more.  ``inputs``: tensors that are read.  ``numbers``: integers of the graph that are
     read.  ``outputs``: tensors that others read.  ``outside``: nodes of it that others read and that are made outside
-    once more.
+    once more.  ``anew``: large tensors that it makes and other regions make anew, or they and it does (``made_anew``).
     """
 
     nodes: tuple[Node, ...]
@@ -56,6 +56,7 @@ class Region:
     numbers: tuple[Node, ...]
     outputs: tuple[Node, ...]
     outside: tuple[Node, ...]
+    anew: tuple[Node, ...] = ()
 
     @property
     def reductions(self) -> list[Node]:
@@ -67,10 +68,13 @@ class Region:
         return [n for n in self.nodes if is_start(n)]
 
 
-def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[list[Region], dict[str, str]]:
+def regions_of(
+    graph: Graph, stays: Collection[Node] | None = None, stored: Collection[Node] = frozenset()
+) -> tuple[list[Region], dict[str, str]]:
     """The regions of a graph, and why each other op that was asked is in none.
 
-    ``stays``: collectives that no region may hold; all of them where it is left out.
+    ``stays``: collectives that no region may hold; all of them where it is left out.  ``stored``: what no region makes
+    anew.
     """
     nodes = list(graph.nodes)
     number = {n: k for k, n in enumerate(nodes)}
@@ -107,9 +111,21 @@ def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[lis
     now = {n: epoch[k] for n, k in number.items()}
     heavy = [number[n] for n in nodes if not joinable[number[n]] and is_kernel(n)]
     parts = [p for group in found for p in _in_parts([nodes[k] for k in group], number, heavy)]
-    anew = made_anew(parts, now)
-    made = [_region(part, now, anew) for part in parts]
-    return [r for r in made if r is not None], refusals
+    return _made(parts, now, stored), refusals
+
+
+def _made(parts: Sequence[Sequence[Node]], epoch: Mapping[Node, int], stored: Collection[Node]) -> list[Region]:
+    """What a part of which no region is left would make anew is stored."""
+    anew = made_anew(parts, epoch, stored)
+    made = [_region(part, epoch, anew) for part in parts]
+    lost = {n for n, units in anew.read.items() if any(made[k] is None for k in units)}
+    if lost:
+        return _made(parts, epoch, {*stored, *lost})
+    own: list[list[Node]] = [[] for _ in parts]
+    for n, units in anew.read.items():
+        for k in units:
+            own[k].append(n)
+    return [replace(r, anew=tuple(nodes)) for r, nodes in zip(made, own, strict=True) if r is not None]
 
 
 def _in_parts(group: list[Node], number: Mapping[Node, int], heavy: Sequence[int]) -> list[list[Node]]:
@@ -223,7 +239,7 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int], anew: Anew) -> Reg
         if n in inputs or n in again:
             continue
         is_slice = _is_slice_read_alone(n, (*inside, *read, *again))
-        if not is_slice and (is_anew or _is_cheap(n)) and epoch[n] == now and why_not(n) is None:
+        if (is_anew or (not is_slice and _is_cheap(n))) and epoch[n] == now and why_not(n) is None:
             again.append(n)
             waiting += [(a, a in anew.read or (is_anew and a in anew.made)) for a in n.all_input_nodes]
         else:
@@ -312,15 +328,12 @@ def _without_slices_at_rim(group: Sequence[Node]) -> list[Node]:
 
 def _is_slice_read_alone(n: Node, readers: Collection[Node]) -> bool:
     """Is it a part of a tensor of which ``readers`` read nothing else?"""
-    return n.target in _SLICES and _is_read_alone(n, readers)
+    return n.target in PARTS and _is_read_alone(n, readers)
 
 
 def _is_read_alone(n: Node, readers: Collection[Node]) -> bool:
     source = n.args[0]
     return isinstance(source, Node) and all(u is n or u not in readers for u in source.users)
-
-
-_SLICES = (torch.ops.aten.slice.Tensor, torch.ops.aten.select.int)
 
 
 def nearest_behind(graph: Graph, regions: Sequence[Region]) -> list[tuple[int, ...]]:

@@ -101,10 +101,11 @@ def put_in(graph: Graph, taken: Sequence[tuple[Region, RegionProgram]]) -> None:
     now: dict[Node, Node] = {}
     for region, program in taken:
         _put_in(graph, region, program, place, now)
-    for region, _ in reversed(taken):
-        for n in reversed(region.outside):
-            if not now[n].users:  # all that read it make it anew
-                graph.erase_node(now[n])
+    copies = [now[n] for region, _ in taken for n in region.outside]
+    while unread := [n for n in copies if not n.users]:  # all that read it make it anew
+        copies = [n for n in copies if n.users]
+        for n in unread:
+            graph.erase_node(n)
     _reorder(graph, place)
     graph.lint()
 

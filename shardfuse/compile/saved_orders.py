@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._inductor import config
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.fx import Graph, Node
 
@@ -33,7 +34,7 @@ def keep_saved_orders(graph: Graph, *, only_gpu: bool) -> int:
     output = next(iter(graph.find_nodes(op="output")))
     visible: list[int] | None = output.meta.get("user_visible_output_idxs")
     strides: list[Any] | None = output.meta.get("original_output_strides")
-    if visible is None or strides is None:
+    if visible is None or strides is None or not config.keep_output_stride:
         return 0
     given: Any = output.args[0]
     kept = [k for k, n in enumerate(given) if k not in visible and _changes(n, only_gpu=only_gpu)]
