@@ -211,6 +211,23 @@ def test_what_others_are_made_of_stays() -> None:
     assert unread(f, given()) == []
 
 
+def test_what_is_stored_anyway_is_read() -> None:
+    """The caller gets a tensor of which, and of a function of few numbers, another is made that is handed over."""
+
+    def f(x: Tensor, g: Tensor, w: Tensor, v: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
+        a = torch.tanh(gate)[:, None] + x
+        h = a * w
+        back = (h.sum(1) @ v)[:, None]
+        d = (h + back) * a
+        return a, d.sum((0, 1)), d
+
+    first, second = regions(f, given())
+    assert [n.name for n in second.anew] == ["mul"]
+    assert large(first)[1] == ["add"]
+    assert large(second)[0] == ["add"]
+    assert unread(f, given()) == []
+
+
 def test_a_part_of_it_is_handed_over() -> None:
     """Half of what the first group computes; the second reads no more of what it is made of."""
     f = of_two(

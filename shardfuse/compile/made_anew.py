@@ -73,12 +73,10 @@ def made_anew(
             units = list(dict.fromkeys(of[u] for u in readers if u in of))
             if not units or any(u not in of or epochs[u] != epochs[n] for u in readers) or any(alike[u] for u in units):
                 continue
-            chain, leaves = _chain(n, inside, least)
-            large = [a for a in leaves if nbytes(a) > least]
-            if any(a in found.read for a in leaves) or any(
-                a in inside or (is_fusable(a) and a not in of) for a in large
-            ):
-                continue  # not in memory
+            chain, leaves = _chain(n, inside, least, found)
+            lost = [a for a in leaves if not _is_in_memory(a, inside, of)]
+            if any(a in found.read for a in leaves) or any(nbytes(a) > least for a in lost):
+                continue
             if any(m.target in _REFUSED for m in (*chain, *readers)) or not _tells_sizes(leaves, n):
                 continue
             if _gains(n, chain, leaves, [reads[u] for u in units]):
@@ -139,11 +137,11 @@ def _is_remade(n: Node) -> bool:
     return not is_random and (is_pointwise or is_view(n) or is_widening(n) or n.target in aten_ops().factories)
 
 
-def _chain(n: Node, inside: Collection[Node], least: int) -> tuple[dict[Node, None], set[Node]]:
+def _chain(n: Node, inside: Collection[Node], least: int, found: Anew) -> tuple[dict[Node, None], set[Node]]:
     """The nodes of the group that ``n`` is made of, itself among them, and what these read.
 
-    A costly function of a tensor of at most ``least`` bytes, as the sigmoid of a gate is, is read: where it is made
-    anew it would be computed for each element of ``n``.
+    What others read of the group is read here too.  So is a costly function of a tensor of at most ``least`` bytes, as
+    the sigmoid of a gate is: where it is made anew it would be computed for each element of ``n``.
     """
     chain: dict[Node, None] = {}
     leaves: set[Node] = set()
@@ -152,13 +150,19 @@ def _chain(n: Node, inside: Collection[Node], least: int) -> tuple[dict[Node, No
         m = waiting.pop()
         if m in chain:
             continue
-        is_read = nbytes(m) <= least and _instructions(m) > 1
+        is_stored = m not in (n, *found.read) and m in inside and bool(_readers(m, inside))
+        is_read = is_stored or (nbytes(m) <= least and _instructions(m) > 1)
         if m in inside and _is_remade(m) and not is_read:
             chain[m] = None
             waiting += m.all_input_nodes
         else:
             leaves.add(_stored(m, inside))
     return chain, leaves
+
+
+def _is_in_memory(leaf: Node, inside: Collection[Node], of: Mapping[Node, int]) -> bool:
+    """Whether or not it is read to make something anew?"""
+    return bool(_readers(leaf, inside)) if leaf in inside else leaf in of or not is_fusable(leaf)
 
 
 def _read_by(group: Sequence[Node]) -> set[Node]:
