@@ -37,7 +37,8 @@ from ..device.region_costs import (
 from ..frontend.explain import Explanation, SegmentExplanation
 from ..schedulers.schedule_parts import Immediate
 from .aten_reductions import scattered_axes
-from .inductor_cost import beside, computed_by, drawn_in_blocks, inductor_us, is_drawn, is_grouped, kernel_of
+from .inductor_cost import beside, computed_by, drawn_in_blocks, inductor_us, is_drawn, is_grouped
+from .reduction_kernel import kernel_of
 from .region_border import border_bytes
 from .regions import Region
 from .translation import hinted, tensor_of

@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, takewhile
-from typing import cast
+from itertools import pairwise
 
 import torch
 from torch.fx import Node
@@ -36,6 +34,7 @@ from ..device.region_costs import (
     INDUCTOR_POINTWISE_OPS_PER_US,
     INDUCTOR_ROW_SHARE,
     INDUCTOR_SCATTERED_SHARE,
+    INDUCTOR_SHORT_SHARE,
     INDUCTOR_STORED_MASK,
     JOINED,
     KERNEL_US,
@@ -47,45 +46,18 @@ from ..device.region_costs import (
     REALIZED_READS,
     REREAD,
     RESIDENT_ROWS,
-    SPLIT_ELEMENTS,
-    SPLIT_ROWS,
 )
 from ..schedulers.limits import power_of_two
-from .aten_reductions import FEW
 from .aten_table import aten_ops, is_view
 from .memory_orders import is_image_in_channels_last
 from .node_facts import is_fusable, nbytes
+from .reduction_kernel import ReductionKernel, axes_of, kernel_of, source_of
 from .region_border import made_by
 from .regions import Region
-from .translation import argument, hinted, tensor_of
+from .translation import hinted, tensor_of
 
 DRAW = "inductor_random"
 """The op that draws a number for each element."""
-
-
-@dataclass(frozen=True)
-class ReductionKernel:
-    """One kernel of Inductor's: everything that is reduced over ``reduced`` elements of each of ``kept``.
-
-    ``side_by_side``: reduced elements in a row of memory; 0 where they are columns.
-    """
-
-    kept: int
-    reduced: int
-    side_by_side: int
-
-    @property
-    def is_inner(self) -> bool:
-        return self.side_by_side > 0
-
-    @property
-    def is_scattered(self) -> bool:
-        return 0 < self.side_by_side < min(self.reduced, FEW)
-
-    @property
-    def is_split(self) -> bool:
-        """Are the parts of a row reduced by several programs, and added up by another kernel?"""
-        return self.is_inner and self.kept < SPLIT_ROWS and self.reduced > SPLIT_ELEMENTS
 
 
 def inductor_us(region: Region, *, is_mix_order: bool) -> tuple[float, int]:
@@ -126,9 +98,9 @@ def is_grouped(reduction: Node, region: Region) -> bool:
     Axes next to each other in memory are one, as pixels are, where an operand has a value for each row, or for each
     element, or is one number.
     """
-    kernel, source = kernel_of(reduction), _source_of(reduction)
+    kernel, source = kernel_of(reduction), source_of(reduction)
     sizes = list(map(hinted, source.shape))
-    axes = sorted(d for d in _axes(reduction, len(sizes)) if sizes[d] > 1)
+    axes = sorted(d for d in axes_of(reduction, len(sizes)) if sizes[d] > 1)
     if not kernel.is_inner or kernel.kept <= 1 or len(axes) <= 1:
         return False
     is_one = all(hinted(source.stride(a)) == hinted(source.stride(b)) * sizes[b] for a, b in pairwise(axes))
@@ -220,7 +192,10 @@ def _kernel_us(
     read = sum(map(nbytes, inputs))
     written = sum(nbytes(n) for n in roots if n in region.outputs)
     if not kernel.is_inner:
-        moved = (read + written) / (BYTES_PER_US * _column_share(reductions))
+        share = _column_share(reductions)
+        if kernel.is_short_between and any(INDUCTOR_HEAVY.get(_name_of(n), 1) > 1 for n in _between(region, roots)):
+            share = INDUCTOR_SHORT_SHARE
+        moved = (read + written) / (BYTES_PER_US * share)
         is_split = kernel.kept < COLUMNS_UNSPLIT and kernel.reduced >= COLUMN_ROWS
         finishing = KERNEL_US * len(reductions) * is_split
         computed = computed_by(region, roots, INDUCTOR_HEAVY, stored) / INDUCTOR_OPS_PER_US
@@ -323,30 +298,6 @@ def _is_computed_whole(region: Region, join: Node) -> bool:
 
 def _name_of(node: Node) -> str:
     return f"{node.target}.".split(".")[1]  # of aten.erf.default; an item of a result has none
-
-
-def kernel_of(node: Node) -> ReductionKernel:
-    source = _source_of(node)
-    sizes = [hinted(n) for n in source.shape]
-    axes = _axes(node, len(sizes))
-    reduced = math.prod(sizes[d] for d in axes)
-    kept = math.prod(sizes) // max(reduced, 1)
-    moving = [d for d in range(len(sizes)) if sizes[d] != 1]
-    inward = sorted(moving, key=lambda d: (hinted(source.stride(d)), -d))  # in memory, the innermost first
-    side_by_side = math.prod(sizes[d] for d in takewhile(axes.__contains__, inward)) if inward[0:1] else reduced
-    return ReductionKernel(kept, reduced, side_by_side if inward and inward[0] in axes else 0 if inward else reduced)
-
-
-def _source_of(reduction: Node) -> torch.Tensor:
-    return tensor_of(cast(Node, reduction.args[0]))
-
-
-def _axes(node: Node, ndim: int) -> list[int]:
-    if node.target is torch.ops.aten.native_layer_norm.default:
-        return list(range(ndim - len(cast(Sequence[int], node.args[1])), ndim))
-    given = argument(node, 1, "dim")
-    axes = [given] if isinstance(given, int) else list(cast("Sequence[int] | None", given) or range(ndim))
-    return [d % ndim for d in axes]
 
 
 def _depths(region: Region) -> dict[Node, int]:
