@@ -10,7 +10,7 @@ costs more than the bytes that it moves (``grouping``).  At its rim it is cut wh
 - likewise a view, a widening cast, or a tensor made of numbers that the region reads is made once more inside;
 - what a pointwise kernel of Inductor computes at the rim from more bytes than it gives, a dropout's mask from random
   numbers say, stays there;
-- likewise a tensor that one region would hand to others is made anew in each, and outside, of what these read anyway
+- likewise a large tensor that one region would hand to others is made anew in each, of what they read anyway
   (``made_anew``);
 - a slice that is all that the region reads of a tensor, as of logits that were padded for a matrix product, is an input
   with strides of its own: its rows then begin where the padded tensor's do, and wide loads need no mask.
@@ -46,7 +46,7 @@ class Region:
     ``nodes``: what the fusion computes.  ``replaced``: all that it stands for, what is not read among them.
     ``again``: made inside once more.  ``inputs``: tensors that are read.  ``numbers``: integers of the graph that are
     read.  ``outputs``: tensors that others read.  ``outside``: nodes of it that others read and that are made outside
-    once more.  ``anew``: large tensors that it makes and other regions make anew, or they and it does (``made_anew``).
+    once more.  ``anew``: large tensors that several regions make, this one among them (``made_anew``).
     """
 
     nodes: tuple[Node, ...]
