@@ -175,9 +175,13 @@ def _weighed(
     ``turned``: what reads images in another order than the graph says.
     """
     stored: set[Node] = set()
+    known: dict[Region, _Weighed] = {}
     while True:
         regions, _ = regions_of(graph, stays, stored)
-        weighed = [_weigh(region, take, turned, is_host_hidden=is_host_hidden) for region in regions]
+        for region in regions:
+            if region not in known:
+                known[region] = _weigh(region, take, turned, is_host_hidden=is_host_hidden)
+        weighed = [known[region] for region in regions]
         left = [w for w in weighed if not w.taken and (w.region.collectives or w.region.anew)]
         if not left:
             return weighed
