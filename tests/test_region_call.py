@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from shardfuse import DataType, FusionDefinition
+from shardfuse import DataType, FusionDefinition, ShardfuseError
 from shardfuse.compile import region_lowering, report
 from shardfuse.compile.compile_errors import OutputShapeError, UntranslatableError
 from shardfuse.compile.region_call import RegionCall
@@ -126,3 +127,28 @@ def test_an_axis_of_one_is_not_taken_for_a_symbol() -> None:
     with pytest.raises(UntranslatableError, match="the shape of"):
         checked(rows, symbol, torch.empty(1, 4))
     assert checked(rows, symbol, meta) is symbol
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_no_collection_interrupts_a_first_call(*, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each walks through all objects of Inductor's; it is as it was behind the call, also where that failed."""
+    seen: list[bool] = []
+    checked_call = RegionCall._checked
+
+    def watched(self: RegionCall, arguments: tuple[torch.Tensor, ...]) -> object:
+        seen.append(gc.isenabled())
+        return checked_call(self, arguments)
+
+    monkeypatch.setattr(RegionCall, "_checked", watched)
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if is_on else gc.disable)()
+        call = RegionCall(TEXT)
+        call.run(torch.randn(3, 4, 8))
+        call.at((2,), torch.randn(2, 4, 8))
+        with pytest.raises(ShardfuseError):
+            RegionCall(TEXT).run(torch.randn(3, 4, 9))
+        assert seen == [False] * 3
+        assert gc.isenabled() is is_on
+    finally:
+        (gc.enable if was_on else gc.disable)()

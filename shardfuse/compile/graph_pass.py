@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import gc
 import operator
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal, get_args
@@ -32,6 +31,7 @@ from .cost import Cost, cost_of, why_never
 from .hidden_host import hides_host
 from .kept_regions import sources_hash
 from .ledger import RegionReport, note
+from .no_collection import no_collection
 from .node_facts import nominal
 from .padded import share_pads
 from .pool_op import take_pools
@@ -109,19 +109,6 @@ class _Weighed:
     why: str
 
 
-@contextmanager
-def _no_collection() -> Generator[None]:
-    """Planning makes many small objects beside all of Inductor's, through which Python's collector would walk again
-    and again: that was half of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
     compare_unrounded(graph)
@@ -134,7 +121,7 @@ def hand_over(graph: Graph, take: Take) -> None:
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
     turned = read_in_other_orders(graph, only_gpu=take == "auto")
-    with _no_collection():
+    with no_collection():
         weighed = _weighed(graph, take, stays, turned, is_host_hidden=is_host_hidden)
         stored = {n for w in weighed if w.taken for n in w.region.outputs}
         unused = [s for s in shared if s.pad not in stored]

@@ -30,6 +30,7 @@ from ..frontend.profiled import name_of, profiled, profiler
 from .compile_errors import OutputShapeError
 from .kept_regions import KeptRegion
 from .ledger import note_cached_text, place_of
+from .no_collection import no_collection
 from .region_op import program_of
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -70,13 +71,15 @@ class RegionCall:
             return run(*arguments)
         if len(self.bound) >= MOST:
             self.bound.clear()
-        outputs, run = self._checked(arguments)
+        with no_collection():
+            outputs, run = self._checked(arguments)
         self._check_shapes(outputs, sizes)
         self.bound[sizes] = run
         return outputs
 
     def _first(self, *arguments: Argument) -> Sequence[torch.Tensor]:
-        outputs, run = self._checked(arguments)
+        with no_collection():
+            outputs, run = self._checked(arguments)
         self._check_shapes(outputs, ())
         self.run = run
         return outputs
