@@ -93,7 +93,10 @@ class PostGradPass(CustomGraphPass):
 
 _graphs = count()
 """Numbers of the graphs that the pass has seen in this process."""
-_TURNED = "Inductor will lay its images out in channels-last, and what shares memory with one is asked for as it is"
+_TURNED = (
+    "Inductor will lay its images out in channels-last, for which no region is planned where the caller gets a view of "
+    "an image, or an op writes to one: return, or write to, a copy"
+)
 """Why a region has no plan: it would be for images in another order."""
 
 

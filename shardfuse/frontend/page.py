@@ -176,7 +176,8 @@ def _cuts(explained: Explanation) -> str:
 
 
 def kernels_table(steps: Sequence[Step], *, is_on_cpu: bool) -> str:
-    """A row for each segment that moves bytes; with a timeline measured times, else lengths against the longest."""
+    """A row for each segment that moves bytes, with what a copy of as many takes, without a launch; with a timeline
+    measured times, else lengths against the longest."""
     moving = [s for s in steps if s.kind != "communication" and s.explained.bytes]
     is_measured = any(s.measured is not None for s in steps)
     most = max((s.expected for s in moving), default=0.0)
@@ -199,7 +200,7 @@ def kernels_table(steps: Sequence[Step], *, is_on_cpu: bool) -> str:
             f"{f'<td class=number>{us}</td>' if is_measured else ''}<td>{bar}{text}</td></tr>"
         )
     head = (
-        "<tr><th></th><th>kernel</th><th class=number>bytes</th><th class=number>expected</th>"
+        "<tr><th></th><th>kernel</th><th class=number>bytes</th><th class=number>a copy takes</th>"
         f"{'<th class=number>measured</th><th>share</th>' if is_measured else '<th>against the longest</th>'}</tr>"
     )
     return f"<h2>Kernels</h2><div class=wide><table>{head}{''.join(rows)}</table></div>"
