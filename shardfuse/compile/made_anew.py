@@ -72,11 +72,11 @@ def made_anew(
             readers = _readers(n, inside)
             units = list(dict.fromkeys(of[u] for u in readers if u in of))
             if not units or any(u not in of or epochs[u] != epochs[n] for u in readers) or any(alike[u] for u in units):
-                continue
+                continue  # something else reads it, or what it is made of has changed by then
             chain, leaves = _chain(n, inside, least, found)
             lost = [a for a in leaves if not _is_in_memory(a, inside, of)]
             if any(a in found.read for a in leaves) or any(nbytes(a) > least for a in lost):
-                continue
+                continue  # it would be made of what is not stored
             if any(m.target in _REFUSED for m in (*chain, *readers)) or not _tells_sizes(leaves, n):
                 continue
             if _gains(n, chain, leaves, [reads[u] for u in units]):
