@@ -201,8 +201,8 @@ def test_sums_over_few_pixels_of_costly_functions_gain(pixels: tuple[int, int], 
     assert cost.gains is gains, str(cost)
 
 
-def test_what_others_make_anew_has_no_border(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gate that is stored for a region behind a product, which makes anew what it scales, is near no other kernel."""
+def test_what_others_rematerialise_has_no_border(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate that is stored for a region behind a product, which rematerialises what it scales."""
 
     def f(x: torch.Tensor, g: torch.Tensor, gate: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         opened = torch.sigmoid(gate)
@@ -215,6 +215,6 @@ def test_what_others_make_anew_has_no_border(monkeypatch: pytest.MonkeyPatch) ->
     first, second = regions_of(graph_of(f, given).graph)[0]
     assert [n.name for n in first.outputs if "sigmoid" in n.name]
     assert border_bytes(first) == 0
-    monkeypatch.setattr(region_border, "_is_made_anew", lambda n, region: False)
+    monkeypatch.setattr(region_border, "_is_rematerialised", lambda n, region: False)
     assert border_bytes(first) > 0
-    assert second.anew
+    assert second.rematerialised

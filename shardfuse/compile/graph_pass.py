@@ -28,10 +28,10 @@ from .compile_errors import CompileOptionError
 from .convolution_biases import add_biases
 from .convolution_layouts import read_in_other_orders
 from .cost import Cost, cost_of, why_never
+from .garbage_collection import without_garbage_collection
 from .hidden_host import hides_host
 from .kept_regions import sources_hash
 from .ledger import RegionReport, note
-from .no_collection import no_collection
 from .node_facts import nominal
 from .padded import share_pads
 from .pool_op import take_pools
@@ -124,7 +124,7 @@ def hand_over(graph: Graph, take: Take) -> None:
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
     turned = read_in_other_orders(graph, only_gpu=take == "auto")
-    with no_collection():
+    with without_garbage_collection():
         weighed = _weighed(graph, take, stays, turned, is_host_hidden=is_host_hidden)
         stored = {n for w in weighed if w.taken for n in w.region.outputs}
         unused = [s for s in shared if s.pad not in stored]
@@ -160,7 +160,7 @@ def _weighed(
     graph: Graph, take: Take, stays: dict[Node, str], turned: Set[Node], *, is_host_hidden: bool
 ) -> list[_Weighed]:
     """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there.  What
-    it would make anew, or others of what it reads, is stored.
+    would be rematerialised in it, or for others of its results, is stored.
 
     ``turned``: what reads images in another order than the graph says.
     """
@@ -172,12 +172,12 @@ def _weighed(
             if region not in known:
                 known[region] = _weigh(region, take, turned, is_host_hidden=is_host_hidden)
         weighed = [known[region] for region in regions]
-        left = [w for w in weighed if not w.taken and (w.region.collectives or w.region.anew)]
+        left = [w for w in weighed if not w.taken and (w.region.collectives or w.region.rematerialised)]
         if not left:
             return weighed
         for w in left:
             stays.update(dict.fromkeys(w.region.collectives, w.why))
-            stored.update(w.region.anew)
+            stored.update(w.region.rematerialised)
 
 
 def _weigh(region: Region, take: Take, turned: Set[Node], *, is_host_hidden: bool) -> _Weighed:

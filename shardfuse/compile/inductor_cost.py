@@ -50,7 +50,7 @@ from ..device.region_costs import (
 from ..schedulers.limits import power_of_two
 from .aten_table import aten_ops, is_view
 from .memory_orders import is_image_in_channels_last
-from .node_facts import is_fusable, nbytes
+from .node_facts import elements, is_fusable, nbytes, op_name
 from .reduction_kernel import ReductionKernel, axes_of, kernel_of, source_of
 from .region_border import made_by
 from .regions import Region
@@ -193,7 +193,7 @@ def _kernel_us(
     written = sum(nbytes(n) for n in roots if n in region.outputs)
     if not kernel.is_inner:
         share = _column_share(reductions)
-        if kernel.is_short_between and any(INDUCTOR_HEAVY.get(_name_of(n), 1) > 1 for n in _between(region, roots)):
+        if kernel.is_short_middle and any(INDUCTOR_HEAVY.get(op_name(n), 1) > 1 for n in _between(region, roots)):
             share = INDUCTOR_SHORT_SHARE
         moved = (read + written) / (BYTES_PER_US * share)
         is_split = kernel.kept < COLUMNS_UNSPLIT and kernel.reduced >= COLUMN_ROWS
@@ -271,9 +271,8 @@ def computed_by(
     between = _between(region, roots, stored)
     lanes = _lanes(region, between) if joins_whole else {}
     for n in between:
-        value = n.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            total += max(math.prod(map(hinted, value.shape)), lanes.get(n, 0)) * heavy.get(_name_of(n), 1)
+        if isinstance(n.meta.get("val"), torch.Tensor):
+            total += max(elements(n), lanes.get(n, 0)) * heavy.get(op_name(n), 1)
     return total
 
 
@@ -294,10 +293,6 @@ def _lanes(region: Region, between: Collection[Node]) -> dict[Node, int]:
 def _is_computed_whole(region: Region, join: Node) -> bool:
     is_short = len(join.all_input_nodes) <= JOINED
     return is_short and not any(n.target in aten_ops().reductions for n in _upstream(region, [join]))
-
-
-def _name_of(node: Node) -> str:
-    return f"{node.target}.".split(".")[1]  # of aten.erf.default; an item of a result has none
 
 
 def _depths(region: Region) -> dict[Node, int]:
@@ -347,5 +342,5 @@ def is_drawn(region: Region) -> bool:
     """Is a number drawn for each element, of half of the largest tensor at least?"""
     tensors = [n for n in (*region.inputs, *region.outputs) if isinstance(n.meta.get("val"), torch.Tensor)]
     largest = max((math.prod(map(hinted, tensor_of(n).shape)) for n in tensors), default=0)
-    drawn = (math.prod(map(hinted, tensor_of(n).shape)) for n in region.nodes if _name_of(n) == DRAW)
+    drawn = (math.prod(map(hinted, tensor_of(n).shape)) for n in region.nodes if op_name(n) == DRAW)
     return 2 * max(drawn, default=-1) >= largest

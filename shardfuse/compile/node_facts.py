@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -54,6 +55,17 @@ _PLACED = (
     torch.ops.aten.index.Tensor,
 )
 """Ops without the tag whose elements Inductor computes where they are read."""
+
+
+def op_name(node: Node) -> str:
+    """``erf`` of ``aten.erf.default``; an item of a result has none."""
+    return f"{node.target}.".split(".")[1]
+
+
+def elements(node: Node) -> int:
+    """How many elements a node's tensor has, at the sizes of the call for which the graph was made; 0 of others."""
+    value = node.meta.get("val")
+    return math.prod(map(hinted, value.shape)) if isinstance(value, torch.Tensor) else 0
 
 
 def nbytes(node: Node, size: Callable[[int | torch.SymInt], int] = hinted) -> int:

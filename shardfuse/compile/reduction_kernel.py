@@ -37,8 +37,8 @@ class ReductionKernel:
         return 0 < self.side_by_side < min(self.reduced, FEW)
 
     @property
-    def is_short_between(self) -> bool:
-        """Are columns of few rows one behind the other in memory, as those of each image's pixels?"""
+    def is_short_middle(self) -> bool:
+        """Is a short middle axis reduced, such as the pixels of small images in channels-last?"""
         return self.reduced <= SHORT_COLUMN and 0 < self.columns < self.kept
 
     @property

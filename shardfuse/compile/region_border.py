@@ -27,15 +27,15 @@ def border_bytes(region: Region) -> int:
             moved += (2 if is_own else 1) * nbytes(n)
     far = _behind_others(region)
     for n in region.outputs:
-        readers = [u for u in n.users if u not in region.nodes and not _is_made_anew(u, region)]
+        readers = [u for u in n.users if u not in region.nodes and not _is_rematerialised(u, region)]
         near = [u for u in readers if is_fusable(u) and u not in far]
         if near:
             moved += (2 if len(near) == len(readers) else 1) * nbytes(n)
     return moved
 
 
-def _is_made_anew(n: Node, region: Region) -> bool:
-    """By others, which all are regions, so that nothing reads it outside?"""
+def _is_rematerialised(n: Node, region: Region) -> bool:
+    """Is it computed by the regions that read it, so that nothing reads it outside?"""
     return n in region.outside and not (is_view(n) or is_widening(n))
 
 

@@ -28,9 +28,9 @@ from ..executor.host_program import Program as HostProgram
 from ..executor.options import CompileOptions
 from ..frontend.profiled import name_of, profiled, profiler
 from .compile_errors import OutputShapeError
+from .garbage_collection import without_garbage_collection
 from .kept_regions import KeptRegion
 from .ledger import note_cached_text, place_of
-from .no_collection import no_collection
 from .region_op import program_of
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -71,14 +71,14 @@ class RegionCall:
             return run(*arguments)
         if len(self.bound) >= MOST:
             self.bound.clear()
-        with no_collection():
+        with without_garbage_collection():
             outputs, run = self._checked(arguments)
         self._check_shapes(outputs, sizes)
         self.bound[sizes] = run
         return outputs
 
     def _first(self, *arguments: Argument) -> Sequence[torch.Tensor]:
-        with no_collection():
+        with without_garbage_collection():
             outputs, run = self._checked(arguments)
         self._check_shapes(outputs, ())
         self.run = run

@@ -10,8 +10,8 @@ costs more than the bytes that it moves (``grouping``).  At its rim it is cut wh
 - likewise a view, a widening cast, or a tensor made of numbers that the region reads is made once more inside;
 - what a pointwise kernel of Inductor computes at the rim from more bytes than it gives, a dropout's mask from random
   numbers say, stays there;
-- likewise a large tensor that one region would hand to others is made anew in each, of what they read anyway
-  (``made_anew``);
+- likewise a large tensor that one region would store for others is rematerialised in each, from what they read
+  anyway (``rematerialised``);
 - a slice that is all that the region reads of a tensor, as of logits that were padded for a matrix product, is an input
   with strides of its own: its rows then begin where the padded tensor's do, and wide loads need no mask.
 """
@@ -32,10 +32,10 @@ from torch.fx.node import map_arg
 from .aten_collectives import NAMESPACE, is_gather, is_start, is_wait
 from .aten_table import aten_ops, is_view, is_widening, why_not
 from .grouping import grouped
-from .made_anew import Anew, made_anew
 from .node_facts import PARTS, is_fusable, is_kernel, is_mutation, nbytes, nominal, tensors_of
 from .random_op import draws_inside, is_draw
 from .region_parts import parts_of
+from .rematerialised import Rematerialised, rematerialised_in
 from .translation import hinted
 
 
@@ -46,7 +46,7 @@ class Region:
     ``nodes``: what the fusion computes.  ``replaced``: all that it stands for, what is not read among them.
     ``again``: made inside once more.  ``inputs``: tensors that are read.  ``numbers``: integers of the graph that are
     read.  ``outputs``: tensors that others read.  ``outside``: nodes of it that others read and that are made outside
-    once more.  ``anew``: large tensors that several regions make, this one among them (``made_anew``).
+    once more.  ``rematerialised``: large tensors that several regions compute, this one among them.
     """
 
     nodes: tuple[Node, ...]
@@ -56,7 +56,7 @@ class Region:
     numbers: tuple[Node, ...]
     outputs: tuple[Node, ...]
     outside: tuple[Node, ...]
-    anew: tuple[Node, ...] = ()
+    rematerialised: tuple[Node, ...] = ()
 
     @property
     def reductions(self) -> list[Node]:
@@ -73,8 +73,8 @@ def regions_of(
 ) -> tuple[list[Region], dict[str, str]]:
     """The regions of a graph, and why each other op that was asked is in none.
 
-    ``stays``: collectives that no region may hold; all of them where it is left out.  ``stored``: what no region makes
-    anew.
+    ``stays``: collectives that no region may hold; all of them where it is left out.  ``stored``: what no region
+    rematerialises.
     """
     nodes = list(graph.nodes)
     number = {n: k for k, n in enumerate(nodes)}
@@ -115,17 +115,17 @@ def regions_of(
 
 
 def _made(parts: Sequence[Sequence[Node]], epoch: Mapping[Node, int], stored: Collection[Node]) -> list[Region]:
-    """What a part of which no region is left would make anew is stored."""
-    anew = made_anew(parts, epoch, stored)
-    made = [_region(part, epoch, anew) for part in parts]
-    lost = {n for n, units in anew.read.items() if any(made[k] is None for k in units)}
+    """The regions of ``parts``; what would be rematerialised in a part of which no region is left is stored."""
+    shared = rematerialised_in(parts, epoch, stored)
+    made = [_region(part, epoch, shared) for part in parts]
+    lost = {n for n, units in shared.results.items() if any(made[k] is None for k in units)}
     if lost:
         return _made(parts, epoch, {*stored, *lost})
     own: list[list[Node]] = [[] for _ in parts]
-    for n, units in anew.read.items():
+    for n, units in shared.results.items():
         for k in units:
             own[k].append(n)
-    return [replace(r, anew=tuple(nodes)) for r, nodes in zip(made, own, strict=True) if r is not None]
+    return [replace(r, rematerialised=tuple(nodes)) for r, nodes in zip(made, own, strict=True) if r is not None]
 
 
 def _in_parts(group: list[Node], number: Mapping[Node, int], heavy: Sequence[int]) -> list[list[Node]]:
@@ -219,13 +219,13 @@ def _is_on_one_device(a: Node, b: Node) -> bool:
 # --- the rim -----------------------------------------------------------------------------------------------
 
 
-def _region(group: Sequence[Node], epoch: Mapping[Node, int], anew: Anew) -> Region | None:
+def _region(group: Sequence[Node], epoch: Mapping[Node, int], shared: Rematerialised) -> Region | None:
     """The region of a group; None where nothing is left of it.
 
     ``epoch``: of every node.  What is made once more is of the region's: its inputs have not changed in between.
     """
-    kept = _without_slices_at_rim(_without_narrowing_rim(_without_draws_beside_collectives(group), anew))
-    outputs, outside = _outputs(kept, anew)
+    kept = _without_slices_at_rim(_without_narrowing_rim(_without_draws_beside_collectives(group), shared))
+    outputs, outside = _outputs(kept, shared)
     nodes = _needed(kept, outputs)
     if not any(map(_is_seed, nodes)) or not all(map(_is_tensor, outputs)):
         return None
@@ -233,15 +233,15 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int], anew: Anew) -> Reg
     read = [a for n in nodes for a in n.all_input_nodes if a not in inside]
     again: list[Node] = []
     inputs: dict[Node, None] = {}
-    waiting = [(n, n in anew.read) for n in dict.fromkeys(read)]
+    waiting = [(n, n in shared.results) for n in dict.fromkeys(read)]
     while waiting:
-        n, is_anew = waiting.pop(0)
+        n, is_shared = waiting.pop(0)
         if n in inputs or n in again:
             continue
         is_slice = _is_slice_read_alone(n, (*inside, *read, *again))
-        if (is_anew or (not is_slice and _is_cheap(n))) and epoch[n] == now and why_not(n) is None:
+        if (is_shared or (not is_slice and _is_cheap(n))) and epoch[n] == now and why_not(n) is None:
             again.append(n)
-            waiting += [(a, a in anew.read or (is_anew and a in anew.made)) for a in n.all_input_nodes]
+            waiting += [(a, a in shared.results or (is_shared and a in shared.nodes)) for a in n.all_input_nodes]
         else:
             inputs[n] = None
     tensors = tuple(n for n in inputs if _is_tensor(n))
@@ -263,20 +263,20 @@ def _is_cheap(n: Node) -> bool:
     return is_view(n) or n.target in aten_ops().factories or (n.op == "call_function" and is_widening(n))
 
 
-def _outputs(nodes: Sequence[Node], anew: Anew) -> tuple[list[Node], list[Node]]:
+def _outputs(nodes: Sequence[Node], shared: Rematerialised) -> tuple[list[Node], list[Node]]:
     """What others read: tensors to be stored, and what is made of them outside."""
     inside = set(nodes)
     wanted = {n for n in nodes if any(u not in inside for u in n.users)}
-    parts: set[Node] = set()  # of what is made anew, read by nothing else outside
+    parts: set[Node] = set()  # of what is rematerialised, read by nothing else outside
     outside: list[Node] = []
     for n in reversed(nodes):
-        is_anew = n in anew.read or (n in parts and n not in wanted)
-        if is_anew or (n in wanted and (is_view(n) or is_widening(n))):
+        is_shared = n in shared.results or (n in parts and n not in wanted)
+        if is_shared or (n in wanted and (is_view(n) or is_widening(n))):
             outside.append(n)
             wanted.discard(n)
             for a in n.all_input_nodes:
                 if a in inside:
-                    (parts if is_anew and a in anew.made and a not in wanted else wanted).add(a)
+                    (parts if is_shared and a in shared.nodes and a not in wanted else wanted).add(a)
     return [n for n in nodes if n in wanted], outside[::-1]
 
 
@@ -296,14 +296,14 @@ def _without_draws_beside_collectives(group: Sequence[Node]) -> Sequence[Node]:
     return [n for n in group if not is_draw(n)]
 
 
-def _without_narrowing_rim(group: Sequence[Node], anew: Anew) -> list[Node]:
+def _without_narrowing_rim(group: Sequence[Node], shared: Rematerialised) -> list[Node]:
     """Without what Inductor computes at the rim, in the kernel of what it is made of, from more bytes than it gives."""
     kept = dict.fromkeys(group)
     count = partial(nbytes, size=nominal if any(map(is_start, group)) else hinted)
     for n in group:
         sources = n.all_input_nodes
         is_kept = n.target in aten_ops().reductions or n.target is operator.getitem or is_start(n)
-        if is_kept or any(a in kept or a in anew.read for a in sources):
+        if is_kept or any(a in kept or a in shared.results for a in sources):
             continue
         fusable = [a for a in sources if is_fusable(a) and all(u is n or u not in kept for u in a.users)]
         if fusable and count(n) < sum(map(count, fusable)):

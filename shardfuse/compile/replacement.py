@@ -102,7 +102,7 @@ def put_in(graph: Graph, taken: Sequence[tuple[Region, RegionProgram]]) -> None:
     for region, program in taken:
         _put_in(graph, region, program, place, now)
     copies = [now[n] for region, _ in taken for n in region.outside]
-    while unread := [n for n in copies if not n.users]:  # all that read it make it anew
+    while unread := [n for n in copies if not n.users]:  # it is rematerialised in all that read it
         copies = [n for n in copies if n.users]
         for n in unread:
             graph.erase_node(n)

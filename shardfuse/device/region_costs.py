@@ -88,7 +88,7 @@ INDUCTOR_IMAGE_SHARE = 0.6
 """Of such norms of images in channels-last that Inductor's own kernels compute, where it lays out what it stores by
 itself: three in a ConvNeXt-T's step, of 232, 116 and 58 MB, took 237, 26 and 14 us, the first in loops."""
 INDUCTOR_SHORT_SHARE, SHORT_COLUMN = 0.25, 64
-"""Of sums down columns of so few rows, one behind the other, of what costly functions give: of the 7 x 7 pixels of
+"""Of sums over a middle axis of at most ``SHORT_COLUMN`` elements, of what costly functions give: over 7 x 7 pixels of
 images in channels-last, with a SiLU, 15 to 30 MB took 0.13 to 0.25 of a copy, 31 us where shardfuse's took 19."""
 INDUCTOR_SCATTERED_SHARE = 0.30
 """Of rows whose elements lie apart in memory by a few bytes each, as a group's channels do in channels-last: group

@@ -148,7 +148,7 @@ def _columns(space: Features) -> Schedule:
         each //= 2
     schedule = down_columns(space, each, across)
     if is_heavy and is_stored:
-        schedule = _full(space, schedule)
+        schedule = _with_full_lanes(space, schedule)
     stored_bound = device.bound(tuned.stored_resident)
     if space.is_by_sample and schedule.kept > tuned.tall_lanes:
         schedule = _taller(schedule, tuned.tall_lanes).with_registers(stored_bound)
@@ -165,7 +165,7 @@ def _taller(schedule: Schedule, lanes: int) -> Schedule:
     return schedule.sized(kept=lanes, reduced=schedule.reduced * schedule.kept // lanes)
 
 
-def _full(space: Features, schedule: Schedule) -> Schedule:
+def _with_full_lanes(space: Features, schedule: Schedule) -> Schedule:
     """A narrower tile of as many elements, where idle lanes of the last one compute for nothing."""
     tuned = space.tuned.reductions
     idle = {lanes: -space.kept % lanes for lanes in (schedule.kept, *tuned.full_lanes) if lanes <= schedule.kept}

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
-"""Large tensors that one group of nodes would hand to others in memory, and that each makes anew of what it reads.
+"""Rematerialisation: large tensors that one group of nodes would store for others, which compute them themselves.
 
 before, of the backward of squeeze and excitation, where ``%x`` is what a convolution gave, and ``%gate`` small::
 
@@ -20,7 +20,6 @@ the largest of its row are, which kernels that contract products and sums in oth
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,30 +30,30 @@ from torch.fx import Node
 from ..device.region_costs import BYTES_PER_US, HEAVY, OPS_PER_US
 from .aten_collectives import is_start
 from .aten_table import aten_ops, is_view, is_widening
-from .node_facts import PARTS, is_fusable, nbytes
+from .node_facts import PARTS, elements, is_fusable, nbytes, op_name
 from .random_op import is_draw
 from .region_parts import SMALL
-from .translation import hinted, is_same_size, tensor_of
+from .translation import is_same_size, tensor_of
 
 _REFUSED = frozenset(
     (*PARTS, *(getattr(getattr(torch.ops.aten, op), kind) for op in ("eq", "ne") for kind in ("Tensor", "Scalar")))
 )
-"""Parts of a tensor, which would be made of all of it, and what kernels must agree on to the last bit."""
+"""Parts of a tensor, which would be computed from all of it, and what kernels must agree on to the last bit."""
 
 
 @dataclass(frozen=True)
-class Anew:
-    """``read``: what its readers make, each with the groups that do, its own the first.  ``made``: this, and the nodes
-    of its group that it is made of."""
+class Rematerialised:
+    """``results``: tensors that each group which reads them computes, with these groups, the tensor's own first.
+    ``nodes``: these tensors, and the nodes of their groups that they are computed from."""
 
-    read: dict[Node, tuple[int, ...]] = field(default_factory=dict[Node, tuple[int, ...]])
-    made: dict[Node, None] = field(default_factory=dict[Node, None])
+    results: dict[Node, tuple[int, ...]] = field(default_factory=dict[Node, tuple[int, ...]])
+    nodes: dict[Node, None] = field(default_factory=dict[Node, None])
 
 
-def made_anew(
+def rematerialised_in(
     groups: Sequence[Sequence[Node]], epochs: Mapping[Node, int], stored: Collection[Node] = frozenset()
-) -> Anew:
-    """What saves at least as many bytes as it has, and takes less time than these.
+) -> Rematerialised:
+    """Tensors whose rematerialisation saves at least their own bytes, and takes less time than these.
 
     ``groups``: disjoint, each in the order of the graph.  ``epochs``: of every node.  ``stored``: handed over in any
     case.
@@ -62,12 +61,12 @@ def made_anew(
     of = {n: k for k, group in enumerate(groups) for n in group}
     alike = [any(map(is_start, group)) for group in groups]  # ranks decide on these alike
     reads = [_read_by(group) for group in groups]
-    found, wanted = Anew(), set(stored)
+    found, wanted = Rematerialised(), set(stored)
     for k, group in enumerate(groups):
         inside = dict.fromkeys(group)
         least = max(map(nbytes, group)) // SMALL
         for n in group:
-            if alike[k] or nbytes(n) <= least or n in wanted or not _is_remade(n):
+            if alike[k] or nbytes(n) <= least or n in wanted or not _is_elementwise(n):
                 continue
             readers = _readers(n, inside)
             units = list(dict.fromkeys(of[u] for u in readers if u in of))
@@ -75,13 +74,13 @@ def made_anew(
                 continue  # something else reads it, or what it is made of has changed by then
             chain, leaves = _chain(n, inside, least, found)
             lost = [a for a in leaves if not _is_in_memory(a, inside, of)]
-            if any(a in found.read for a in leaves) or any(nbytes(a) > least for a in lost):
-                continue  # it would be made of what is not stored
+            if any(a in found.results for a in leaves) or any(nbytes(a) > least for a in lost):
+                continue  # it would be computed from what is not stored
             if any(m.target in _REFUSED for m in (*chain, *readers)) or not _tells_sizes(leaves, n):
                 continue
             if _gains(n, chain, leaves, [reads[u] for u in units]):
-                found.read[n] = (k, *units)
-                found.made.update(dict.fromkeys(chain))
+                found.results[n] = (k, *units)
+                found.nodes.update(dict.fromkeys(chain))
                 wanted |= leaves
                 for u in units:
                     reads[u] |= leaves
@@ -89,23 +88,18 @@ def made_anew(
 
 
 def _gains(n: Node, chain: Iterable[Node], leaves: Collection[Node], reads: Sequence[set[Node]]) -> bool:
-    """``reads``: of each group that reads ``n``, what it reads besides."""
+    """Are bytes and time saved?  ``reads``: for each group that reads ``n``, its other inputs."""
     own = nbytes(n)
     large = [a for a in leaves if SMALL * nbytes(a) > own]
     saved = own + sum(own - sum(nbytes(a) for a in large if a not in read) for read in reads)
-    computed = sum(_elements(m) * _instructions(m) for m in chain) * len(reads)
+    computed = sum(elements(m) * _instructions(m) for m in chain) * len(reads)
     return saved >= own and saved / BYTES_PER_US > computed / OPS_PER_US
 
 
 def _instructions(n: Node) -> int:
-    """Of an element."""
+    """Instructions for one element."""
     heavy: Mapping[str, int] = HEAVY
-    return heavy.get(f"{n.target}.".split(".")[1], 1)
-
-
-def _elements(n: Node) -> int:
-    value = n.meta.get("val")
-    return math.prod(map(hinted, value.shape)) if isinstance(value, torch.Tensor) else 0
+    return heavy.get(op_name(n), 1)
 
 
 def _readers(n: Node, inside: Collection[Node]) -> list[Node]:
@@ -128,7 +122,7 @@ def _tells_sizes(leaves: Collection[Node], n: Node) -> bool:
     return all(any(is_same_size(own, size) for own in have) for size in wanted)
 
 
-def _is_remade(n: Node) -> bool:
+def _is_elementwise(n: Node) -> bool:
     """Is it computed element by element?"""
     if n.op != "call_function" or n.target is operator.getitem or is_draw(n):
         return False
@@ -137,11 +131,11 @@ def _is_remade(n: Node) -> bool:
     return not is_random and (is_pointwise or is_view(n) or is_widening(n) or n.target in aten_ops().factories)
 
 
-def _chain(n: Node, inside: Collection[Node], least: int, found: Anew) -> tuple[dict[Node, None], set[Node]]:
+def _chain(n: Node, inside: Collection[Node], least: int, found: Rematerialised) -> tuple[dict[Node, None], set[Node]]:
     """The nodes of the group that ``n`` is made of, itself among them, and what these read.
 
     What others read of the group is read here too.  So is a costly function of a tensor of at most ``least`` bytes, as
-    the sigmoid of a gate is: where it is made anew it would be computed for each element of ``n``.
+    the sigmoid of a gate is: rematerialised, it would be computed for each element of ``n``.
     """
     chain: dict[Node, None] = {}
     leaves: set[Node] = set()
@@ -150,9 +144,9 @@ def _chain(n: Node, inside: Collection[Node], least: int, found: Anew) -> tuple[
         m = waiting.pop()
         if m in chain:
             continue
-        is_stored = m not in (n, *found.read) and m in inside and bool(_readers(m, inside))
+        is_stored = m not in (n, *found.results) and m in inside and bool(_readers(m, inside))
         is_read = is_stored or (nbytes(m) <= least and _instructions(m) > 1)
-        if m in inside and _is_remade(m) and not is_read:
+        if m in inside and _is_elementwise(m) and not is_read:
             chain[m] = None
             waiting += m.all_input_nodes
         else:
@@ -161,7 +155,7 @@ def _chain(n: Node, inside: Collection[Node], least: int, found: Anew) -> tuple[
 
 
 def _is_in_memory(leaf: Node, inside: Collection[Node], of: Mapping[Node, int]) -> bool:
-    """Whether or not it is read to make something anew?"""
+    """Is it stored whether or not something is rematerialised from it?"""
     return bool(_readers(leaf, inside)) if leaf in inside else leaf in of or not is_fusable(leaf)
 
 

@@ -1,4 +1,4 @@
-"""Large tensors that one region would hand to another are made anew in it, where that reads no more."""
+"""Large tensors that one region would store for another are rematerialised in it, where that reads no more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from image_graphs import numbers
 from torch._inductor import inductor_prims
 from torch.fx import Node
 
-from shardfuse.compile import graph_pass, made_anew, random_op
+from shardfuse.compile import graph_pass, random_op, rematerialised
 from shardfuse.compile.graph_pass import hand_over
 from shardfuse.compile.regions import Region, regions_of
 
@@ -43,9 +43,9 @@ def regions(f: Function, inputs: list[Tensor]) -> list[Region]:
     return regions_of(graph_of(f, inputs).graph)[0]
 
 
-def anew(f: Function, dtype: torch.dtype = torch.float32) -> list[str]:
-    """Ops of what regions make anew."""
-    return sorted({str(n.target).split(".")[1] for r in regions(f, given(dtype)) for n in r.anew})
+def remade(f: Function, dtype: torch.dtype = torch.float32) -> list[str]:
+    """Ops whose results regions rematerialise."""
+    return sorted({str(n.target).split(".")[1] for r in regions(f, given(dtype)) for n in r.rematerialised})
 
 
 def large(region: Region) -> tuple[list[str], list[str]]:
@@ -123,7 +123,7 @@ def both(h: Tensor, back: Tensor, x: Tensor, g: Tensor) -> Tensor:
 
 
 def test_what_is_read_anyway_is_not_stored_too() -> None:
-    assert anew(of_two(product, both)) == ["mul"]
+    assert remade(of_two(product, both)) == ["mul"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_is_read_anyway_is_not_stored_too() -> None:
     ids=["product", "view", "outside"],
 )
 def test_what_others_than_regions_read_is_stored(more: Callable[..., Tensor]) -> None:
-    assert anew(of_two(product, both, more)) == []
+    assert remade(of_two(product, both, more)) == []
 
 
 def test_a_wider_copy_that_a_product_reads_is_stored_narrow() -> None:
@@ -143,13 +143,13 @@ def test_a_wider_copy_that_a_product_reads_is_stored_narrow() -> None:
         d = (h + back) * x
         return d.sum((0, 1)), d, wide @ v.float()
 
-    assert anew(f, B16) == []
+    assert remade(f, B16) == []
 
 
 def test_what_is_made_of_more_than_it_has_is_handed_over() -> None:
     """The second group reads neither of the two tensors that it is made of."""
     f = of_two(lambda x, g, w: x + g, lambda h, back, x, g: h * back)
-    assert anew(f) == []
+    assert remade(f) == []
     first, second = regions(f, given())
     assert large(first) == (["arg0_1", "arg1_1"], ["add"])
     assert large(second)[0] == ["add"]
@@ -166,7 +166,7 @@ def test_what_saves_less_than_it_has_is_handed_over() -> None:
 
     (n,) = [n for r in regions(f, given())[:1] for n in r.outputs if n.name.startswith("add")]
     assert n.meta["val"].dtype == torch.float32
-    assert anew(f) == []
+    assert remade(f) == []
 
 
 @pytest.mark.parametrize(("times", "made"), [(1, ["erf"]), (6, [])])
@@ -176,7 +176,7 @@ def test_what_takes_longer_to_compute_than_to_read_is_handed_over(times: int, ma
             x = torch.erf(x)
         return x
 
-    assert anew(of_two(make, both)) == made
+    assert remade(of_two(make, both)) == made
 
 
 def test_what_one_reads_serves_the_next() -> None:
@@ -189,12 +189,12 @@ def test_what_one_reads_serves_the_next() -> None:
         return d.sum((0, 1)), d
 
     first, second = regions(f, given())
-    assert len(second.anew) == 3
+    assert len(second.rematerialised) == 3
     assert large(first)[1] == []
 
 
 def test_what_others_are_made_of_stays() -> None:
-    """A third group makes of it, anew, what it reads."""
+    """A third group rematerialises from it what it reads."""
 
     def f(x: Tensor, g: Tensor, w: Tensor, v: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
         a = x * w
@@ -205,7 +205,7 @@ def test_what_others_are_made_of_stays() -> None:
         return d.sum((0, 1)), d
 
     found = regions(f, given())
-    made = {n for r in found for n in r.anew}
+    made = {n for r in found for n in r.rematerialised}
     assert made
     check(f, given(), n=64, regions=len(found), terms=True)
     assert unread(f, given()) == []
@@ -222,7 +222,7 @@ def test_what_is_stored_anyway_is_read() -> None:
         return a, d.sum((0, 1)), d
 
     first, second = regions(f, given())
-    assert [n.name for n in second.anew] == ["mul"]
+    assert [n.name for n in second.rematerialised] == ["mul"]
     assert large(first)[1] == ["add"]
     assert large(second)[0] == ["add"]
     assert unread(f, given()) == []
@@ -233,7 +233,7 @@ def test_a_part_of_it_is_handed_over() -> None:
     f = of_two(
         lambda x, g, w: g * torch.relu(x * w), lambda h, back, x, g: (h[:, :48] + back) * (x[:, :48] - g[:, :48])
     )
-    assert anew(f) == []
+    assert remade(f) == []
     assert unread(f, given()) == []
 
 
@@ -247,7 +247,7 @@ def test_what_is_compared_for_equality_is_handed_over() -> None:
         d = torch.where(h == top[:, None], x, g) * back
         return d.sum((0, 1)), d
 
-    assert anew(f) == []
+    assert remade(f) == []
     check(f, given(), n=8, regions=2, terms=True)
 
 
@@ -259,7 +259,7 @@ def test_what_rests_on_a_tensor_that_changes_is_handed_over() -> None:
         d = (g + back) * s
         return d.sum((0, 1)), d
 
-    assert anew(f) == []
+    assert remade(f) == []
     unread(f, given())
 
 
@@ -271,14 +271,14 @@ def test_random_numbers_are_drawn_once(*, inside: bool, monkeypatch: pytest.Monk
     def dropped(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
         return x * w * (inductor_prims.random(list(x.shape), w[0].long(), "rand") > 0.5)
 
-    assert anew(of_two(dropped, both)) == []
-    assert anew(of_two(lambda x, g, w: x * w * (x > 0.5), both)) == ["mul"]
+    assert remade(of_two(dropped, both)) == []
+    assert remade(of_two(lambda x, g, w: x * w * (x > 0.5), both)) == ["mul"]
 
 
 @pytest.mark.parametrize("name", ["sum_1", "sum_2"])
 def test_regions_with_collectives_are_left_as_all_ranks_have_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made_anew, "is_start", lambda n: n.name == name)
-    assert anew(of_two(product, both)) == []
+    monkeypatch.setattr(rematerialised, "is_start", lambda n: n.name == name)
+    assert remade(of_two(product, both)) == []
 
 
 def test_symbolic_sizes_come_from_what_it_is_made_of() -> None:
@@ -291,4 +291,4 @@ def test_symbolic_sizes_come_from_what_it_is_made_of() -> None:
         return d.sum(0), d
 
     found, _ = regions_of(graph_of(f, given(), symbolic=True).graph)
-    assert [n for r in found for n in r.anew] == []
+    assert [n for r in found for n in r.rematerialised] == []
