@@ -53,6 +53,7 @@ def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str,
     from torch._inductor import config, list_mode_options
 
     from shardfuse.compile.graph_pass import PostGradPass, Take
+    from shardfuse.compile.relu_signs import JointGraphPass
 
     if not isinstance(cast(object, options), Mapping | None):
         raise ArgumentError("torch.compile", "options", options, "a dict of options and their values")
@@ -65,7 +66,14 @@ def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str,
     if unknown is not None:
         raise UnknownOptionError(unknown, OPTIONS)
     found = {k.replace("-", "_"): v for k, v in given.items()}
-    own = found.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass)
-    before = cast("Sequence[Any]", own if isinstance(own, list | tuple) else [own])
-    found["post_grad_custom_post_pass"] = PostGradPass(cast(Take, take), [p for p in before if p is not None])
+    own = _passes(found.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass))
+    found["post_grad_custom_post_pass"] = PostGradPass(cast(Take, take), own)
+    if take != "none":
+        own = _passes(found.get("joint_custom_post_pass", config.joint_custom_post_pass))
+        found["joint_custom_post_pass"] = JointGraphPass(own, only_gpu=take == "auto")
     return found
+
+
+def _passes(given: Any) -> list[Any]:
+    """The caller's own: one, a list of them in later torch, or none."""
+    return [p for p in (given if isinstance(given, list | tuple) else [given]) if p is not None]
