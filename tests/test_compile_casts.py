@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from compile_graphs import graph_of, listed
+from torch import nn
 from torch._inductor.utils import run_and_get_code
 
-from shardfuse.compile import cast_op
+from shardfuse.compile import cast_op, graph_pass
 from shardfuse.compile.cast_op import join_casts
 from shardfuse.compile.graph_pass import hand_over
 from shardfuse.compile.written_back import join_copies
@@ -225,3 +227,25 @@ def test_copies_that_read_what_another_writes_stay_in_their_order() -> None:
     mine, theirs = ([x.clone() for x in given] for _ in range(2))
     for a, b in zip((*listed(gm(*mine)), *mine), (f(*theirs), *theirs), strict=True):
         assert torch.equal(a, b)
+
+
+def test_running_statistics_that_regions_give_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A region reads both statistics of its batch norm, of which a copy writes one: it ran before all copies."""
+    joined: list[int] = []
+    whole = graph_pass.join_copies
+
+    def counted(graph: torch.fx.Graph, *, only_gpu: bool) -> int:
+        joined.append(whole(graph, only_gpu=only_gpu))
+        return joined[-1]
+
+    monkeypatch.setattr(graph_pass, "join_copies", counted)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
+    other = deepcopy(model)
+    compiled = torch.compile(model, backend="shardfuse", options={"shardfuse.take": "all"})
+    for k in range(3):
+        x = numbers(2, 4, 3, 3, seed=k)
+        torch.testing.assert_close(compiled(x), other(x))
+    assert joined[0] == 4, "the counters are two, which stay"
+    for (name, found), expected in zip(model.named_buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(found, expected, msg=name)

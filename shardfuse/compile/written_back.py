@@ -13,7 +13,8 @@ after::
 
 Inductor writes each in the kernel that makes it, where it makes it: of what a region gives, each would be a kernel.
 The copies of a list run side by side.  Where one reads what another writes, as buffers that are shifted by one do, both
-stay as they are, in their order.
+stay as they are, in their order.  What a region gives was computed before them all, and reads nothing of what they
+write; Inductor may compute other sources where they are copied.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, Node
 
+from .rank_region_op import RANK_REGION
+from .region_op import REGION
 from .translation import known
 
 _COPY: Any = torch.ops.aten.copy_.default
 _COPIES: Any = torch.ops.aten._foreach_copy_.default
+_REGIONS = (REGION, RANK_REGION)
 FEWEST = 3
 
 
@@ -37,9 +41,11 @@ def join_copies(graph: Graph, *, only_gpu: bool = True) -> int:
 
     if _COPIES not in lowering.lowerings:  # not in every torch
         return 0
-    (output,) = graph.find_nodes(op="output")
+    (behind,) = graph.find_nodes(op="output")
+    while behind.prev.target is torch.ops.prims.inductor_force_stride_order.default:  # an order for what is given
+        behind = behind.prev
     last: list[Node] = []
-    while (n := (last[0] if last else output).prev).target is _COPY and not n.users:
+    while (n := (last[0] if last else behind).prev).target is _COPY and not n.users:
         last.insert(0, n)
     stay = _bound(graph, last)
     lists: dict[object, list[Node]] = {}
@@ -49,7 +55,7 @@ def join_copies(graph: Graph, *, only_gpu: bool = True) -> int:
             lists.setdefault(kind, []).append(n)
     found = [one for one in lists.values() if len(one) >= FEWEST]
     for one in found:
-        with graph.inserting_before(output):
+        with graph.inserting_before(behind):
             targets, sources = ([n.args[k] for n in one] for k in (0, 1))
             call = graph.call_function(_COPIES, (targets, sources))
         call.meta |= {**one[0].meta, "val": None}
@@ -61,7 +67,7 @@ def join_copies(graph: Graph, *, only_gpu: bool = True) -> int:
 def _bound(graph: Graph, copies: Sequence[Node]) -> set[Node]:
     """Those of ``copies`` that read what another writes, through whatever ops, or write what another reads or writes.
 
-    Bit k of ``read[n]``: ``n`` is made of what the k-th copy writes.
+    Bit k of ``read[n]``: ``n`` is made of what the k-th copy writes, and may be computed after that copy.
     """
     targets = [c.args[0] for c in copies]
     found = {c for c in copies if targets.count(c.args[0]) > 1}
@@ -69,7 +75,7 @@ def _bound(graph: Graph, copies: Sequence[Node]) -> set[Node]:
     for n in graph.nodes:
         if n not in read:
             read[n] = 0
-            for a in n.all_input_nodes:
+            for a in () if n.target in _REGIONS else n.all_input_nodes:
                 read[n] |= read[a]
     for k, c in enumerate(copies):
         others = read[c.args[1]] & ~(1 << k) if isinstance(c.args[1], Node) else 0
