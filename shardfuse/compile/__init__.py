@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .graph_pass import Take
 
-__all__ = ["RegionReport", "Report", "backend", "post_grad_pass", "report"]
+__all__ = ["RegionReport", "Report", "backend", "joint_graph_pass", "post_grad_pass", "report"]
 
 
 def post_grad_pass(take: Take = "auto") -> CustomGraphPass:
@@ -30,6 +30,17 @@ def post_grad_pass(take: Take = "auto") -> CustomGraphPass:
     from shardfuse.compile.graph_pass import PostGradPass
 
     return PostGradPass(take)
+
+
+def joint_graph_pass(take: Take = "auto") -> CustomGraphPass:
+    """What the backend changes before torch divides a graph into forward and backward, beside ``post_grad_pass``.
+
+    It is for ``torch._inductor.config.joint_custom_post_pass``: gradients of a ReLU read the sign of the tensor that
+    the ReLU reads.  ``take``: as there.  Raises ``CompileOptionError``.
+    """
+    from shardfuse.compile.graph_pass import JointGraphPass
+
+    return JointGraphPass(take)
 
 
 def _register() -> None:

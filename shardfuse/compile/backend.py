@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-"""``torch.compile(model, backend="shardfuse")``: Inductor, with the pass set for this compilation alone."""
+"""``torch.compile(model, backend="shardfuse")``: Inductor, with passes set for this compilation alone."""
 
 from __future__ import annotations
 
@@ -49,11 +49,10 @@ def _check_promises(invariant: Any, accumulate: Any) -> None:
 
 
 def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str, Any]:
-    """Inductor's configuration for one compilation: the mode's, the options', and the pass behind the caller's own."""
+    """Inductor's configuration for one compilation: the mode's, the options', and passes behind the caller's own."""
     from torch._inductor import config, list_mode_options
 
-    from shardfuse.compile.graph_pass import PostGradPass, Take
-    from shardfuse.compile.relu_signs import JointGraphPass
+    from shardfuse.compile.graph_pass import JointGraphPass, PostGradPass, Take
 
     if not isinstance(cast(object, options), Mapping | None):
         raise ArgumentError("torch.compile", "options", options, "a dict of options and their values")
@@ -66,14 +65,8 @@ def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str,
     if unknown is not None:
         raise UnknownOptionError(unknown, OPTIONS)
     found = {k.replace("-", "_"): v for k, v in given.items()}
-    own = _passes(found.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass))
-    found["post_grad_custom_post_pass"] = PostGradPass(cast(Take, take), own)
-    if take != "none":
-        own = _passes(found.get("joint_custom_post_pass", config.joint_custom_post_pass))
-        found["joint_custom_post_pass"] = JointGraphPass(own, only_gpu=take == "auto")
+    for name, kind in (("post_grad_custom_post_pass", PostGradPass), ("joint_custom_post_pass", JointGraphPass)):
+        own: Any = found.get(name, getattr(config, name))
+        before = cast("Sequence[Any]", own if isinstance(own, list | tuple) else [own])  # a list in later torch
+        found[name] = kind(cast(Take, take), [p for p in before if p is not None])
     return found
-
-
-def _passes(given: Any) -> list[Any]:
-    """The caller's own: one, a list of them in later torch, or none."""
-    return [p for p in (given if isinstance(given, list | tuple) else [given]) if p is not None]

@@ -43,6 +43,7 @@ from .region_lowering import register
 from .region_op import program_of
 from .region_times import graph_of
 from .regions import Region, nearest_behind, regions_of
+from .relu_signs import take_signs_from_inputs
 from .replacement import RegionProgram, program_of_region, put_in, why_no_order, why_no_size
 from .saved_orders import keep_saved_orders
 from .traced_lines import lines_of
@@ -53,8 +54,8 @@ Take = Literal["auto", "all", "none"]
 GraphPass = Callable[[Graph], None]
 
 
-class PostGradPass(CustomGraphPass):
-    """Hands regions of a graph over to shardfuse.
+class _Pass(CustomGraphPass):
+    """A pass of shardfuse's over Inductor's graphs.
 
     ``take``: "auto", regions that are expected to gain; "all" that can be; "none".  ``before``: passes that run first,
     the caller's own.
@@ -69,13 +70,11 @@ class PostGradPass(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         for other in self.before:
             other(graph)
-        if self.take == "none":
-            return
-        # That C++ calls no object of Python; a package made ahead of time would need shardfuse wherever it runs.
-        if inductor_config.cpp_wrapper:
-            log.info("no region is handed over: Inductor writes C++ here, which does not call them")
-            return
-        hand_over(graph, self.take)
+        if self.take != "none":
+            self.change(graph)
+
+    def change(self, graph: Graph) -> None:
+        raise NotImplementedError
 
     def uuid(self) -> object:
         """Tells compiled graphs apart in torch's caches; None, for no caching, where a pass before it has no uuid.
@@ -89,6 +88,24 @@ class PostGradPass(CustomGraphPass):
                 return None
             others.append(found)
         return ("shardfuse", sources_hash(), self.take, *facts_here(), *others)
+
+
+class PostGradPass(_Pass):
+    """Hands regions of a graph over to shardfuse."""
+
+    def change(self, graph: Graph) -> None:
+        # That C++ calls no object of Python; a package made ahead of time would need shardfuse wherever it runs.
+        if inductor_config.cpp_wrapper:
+            log.info("no region is handed over: Inductor writes C++ here, which does not call them")
+            return
+        hand_over(graph, self.take)
+
+
+class JointGraphPass(_Pass):
+    """Changes the graph of a forward and its backward before torch divides it, so that regions read less."""
+
+    def change(self, graph: Graph) -> None:
+        take_signs_from_inputs(graph, only_gpu=self.take == "auto")
 
 
 _graphs = count()

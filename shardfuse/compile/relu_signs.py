@@ -20,40 +20,17 @@ It is done for ``%h`` that follows from one large tensor by pointwise ops.  A co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Set
 from typing import Any
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
 from .aten_table import is_view
-from .kept_regions import sources_hash
 from .node_facts import elements, is_fusable
 
 SMALL = 16
 """A tensor of a sixteenth of the elements or fewer, as a vector of weights, costs no pass over memory."""
-
-
-class JointGraphPass(CustomGraphPass):
-    """Runs over the joint graph of a forward and its backward, before torch divides it.
-
-    ``only_gpu``: leave what is computed elsewhere as it is.  ``before``: passes that run first, the caller's own.
-    """
-
-    def __init__(self, before: Sequence[Callable[[Graph], None]] = (), *, only_gpu: bool = True) -> None:
-        self.before = tuple(before)
-        self.only_gpu = only_gpu
-
-    def __call__(self, graph: Graph) -> None:
-        for other in self.before:
-            other(graph)
-        take_signs_from_inputs(graph, only_gpu=self.only_gpu)
-
-    def uuid(self) -> object:
-        """Tells compiled graphs apart in torch's caches; None, for no caching, where a pass before it has no uuid."""
-        others = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in self.before]
-        return ("shardfuse", sources_hash(), self.only_gpu, *others) if all(others) else None
 
 
 def take_signs_from_inputs(graph: Graph, *, only_gpu: bool) -> int:

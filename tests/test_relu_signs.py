@@ -1,0 +1,196 @@
+"""Gradients of a ReLU that take the sign from what the ReLU reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compile_graphs import graph_of, listed
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx import Graph
+
+from benchmarks.roundings import assert_near
+from shardfuse.compile import graph_pass, joint_graph_pass, post_grad_pass
+from shardfuse.compile.relu_signs import take_signs_from_inputs
+
+F = torch.nn.functional
+INF, NAN = float("inf"), float("nan")
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_gradients(f: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
+    """The joint graph of ``f``: its result, and the gradients of all inputs but the last, which is the result's."""
+
+    def joint(*given: torch.Tensor) -> list[torch.Tensor]:
+        *inputs, gradient = given
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in inputs]
+            y = f(*leaves)
+            return [y.detach(), *torch.autograd.grad(y, leaves, gradient)]
+
+    return joint
+
+
+def scaled(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The gradient of ``w`` reads ``x``."""
+    return torch.relu(x * w + b)
+
+
+def normed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.batch_norm(x, None, None, w, b, training=True))
+
+
+def joined(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(torch.cat([x, y]) * w)
+
+
+def residual(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * w + y)
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Gradients read the result's sign and no more of it."""
+    return torch.relu(x @ w)
+
+
+def shifted(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * 2 + b)
+
+
+def leaky(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.leaky_relu(x * w, 0.1)
+
+
+OF_A_RESULT = (torch.ops.aten.relu.default, torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+X, Y, W, B = numbers(64, 96), numbers(64, 96, seed=1), numbers(96, seed=2), numbers(96, seed=3)
+IMAGE, VECTOR = numbers(4, 24, 6, 6), numbers(24, seed=4)
+CASES = {
+    "a product with a vector": (scaled, [X, W, B], 1),
+    "a batch norm": (normed, [IMAGE, VECTOR, VECTOR + 1], 1),
+    "tensors that are joined": (joined, [X, Y, W], 0),
+    "two tensors that are added": (residual, [X, Y, W], 0),
+    "a matrix product, which no gradient reads": (product, [X, numbers(96, 96, seed=5)], 0),
+    "a sum, which no gradient reads": (shifted, [X, B], 0),
+    "a slope below zero, which reads its input anyway": (leaky, [X, W], 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_which_signs_are_taken_from_the_input(name: str) -> None:
+    f, inputs, count = CASES[name]
+    given = [*inputs, torch.ones_like(f(*inputs))]
+    gm = graph_of(with_gradients(f), given)
+    assert take_signs_from_inputs(gm.graph, only_gpu=True) == 0, "on a CPU only if all are asked for"
+    assert take_signs_from_inputs(gm.graph, only_gpu=False) == count
+    assert take_signs_from_inputs(gm.graph, only_gpu=False) == 0
+    gm.graph.lint()
+    gm.recompile()
+    signs = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.le.Scalar)
+    assert len(signs) == (f is not leaky)
+    assert all((n.args[0].target in OF_A_RESULT) == (count == 0) for n in signs)
+    original = graph_of(with_gradients(f), given)
+    for found, expected in zip(listed(gm(*given)), listed(original(*given)), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_bits_of_special_values(dtype: torch.dtype) -> None:
+    """Zeros of both signs, infinities, NaN, and the smallest numbers: the same elements pass, bit by bit."""
+    tiny = torch.finfo(dtype).smallest_normal
+    x = torch.tensor([0.0, -0.0, INF, -INF, NAN, tiny, -tiny, tiny / 4, -tiny / 4, 1, -1, 2], dtype=dtype)
+    x = x.repeat(32, 1)
+    w, b = torch.ones(12, dtype=dtype), torch.zeros(12, dtype=dtype)
+    given = [x, w, b, numbers(32, 12).to(dtype)]
+    gm = graph_of(with_gradients(scaled), given)
+    assert take_signs_from_inputs(gm.graph, only_gpu=False) == 1
+    gm.recompile()
+    original = graph_of(with_gradients(scaled), given)
+    for found, expected in zip(listed(gm(*given)), listed(original(*given)), strict=True):
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def image_norm(x: torch.Tensor, k: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.batch_norm(F.conv2d(x, k), None, None, w, b, training=True))
+
+
+def stepped(f: Callable[..., torch.Tensor], *given: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients of all but the image, of a sum whose weights differ from element to element."""
+    leaves = [x.detach().clone().requires_grad_() for x in given[1:]]
+    y = f(given[0], *leaves)
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)).sum().backward()
+    return [x.grad for x in leaves if x.grad is not None]
+
+
+def summands(x: torch.Tensor, k: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+    """How large the summands are of which the gradients of weight and bias are the sums."""
+
+    def apart(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.batch_norm(x, None, None, training=True) * w + b)
+
+    y = F.conv2d(x, k)
+    whole = [v[None, :, None, None].expand(y.shape) for v in (w, b)]
+    return [g.abs().sum([0, 2, 3]).float() for g in stepped(apart, y, *whole)]
+
+
+def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the backend, against float64: a third of the elements would be wrong, were they of another sign."""
+    taken: list[int] = []
+    whole = graph_pass.take_signs_from_inputs
+
+    def counted(graph: Graph, *, only_gpu: bool) -> int:
+        taken.append(whole(graph, only_gpu=only_gpu))
+        return taken[-1]
+
+    monkeypatch.setattr(graph_pass, "take_signs_from_inputs", counted)
+    given = [numbers(4, 3, 12, 12), numbers(16, 3, 3, 3, seed=1), numbers(16, seed=2), numbers(16, seed=3)]
+    wide = [x.double() for x in given]
+    found = stepped(torch.compile(image_norm, backend="shardfuse", options={"shardfuse.take": "all"}), *given)
+    assert taken == [1]
+    right, own = stepped(image_norm, *wide), stepped(image_norm, *given)
+    for k, terms in enumerate(summands(*wide), 1):
+        assert_near(found[k], right[k], own[k], signed=False, terms=terms, what=f"gradient {k}")
+
+
+class Own(CustomGraphPass):
+    def __init__(self, name: object) -> None:
+        self.name, self.graphs = name, 0
+
+    def __call__(self, graph: Graph) -> None:
+        self.graphs += 1
+
+    def uuid(self) -> Any:
+        return self.name
+
+
+def test_a_pass_of_the_caller_s_runs_first() -> None:
+    own = Own("own")
+    with config.patch(joint_custom_post_pass=own):
+        f = torch.compile(scaled, backend="shardfuse", options={"shardfuse.take": "all"})
+        assert f(X.clone().requires_grad_(), W, B).requires_grad
+        assert config.joint_custom_post_pass is own, "set for one compilation, not for all"
+    assert own.graphs == 1
+
+
+def test_identity_of_the_pass() -> None:
+    assert graph_pass.JointGraphPass("all").uuid() == joint_graph_pass(take="all").uuid()
+    assert joint_graph_pass().uuid() != joint_graph_pass("none").uuid()
+    assert graph_pass.JointGraphPass("all", [Own(None)]).uuid() is None, "then nothing is kept"
+    assert type(joint_graph_pass()) is not type(post_grad_pass())
+
+
+def test_none_leaves_the_graph_alone() -> None:
+    given = [*CASES["a batch norm"][1], torch.ones_like(IMAGE)]
+    gm = graph_of(with_gradients(normed), given)
+    before = str(gm.graph)
+    joint_graph_pass("none")(gm.graph)
+    joint_graph_pass()(gm.graph)  # on a CPU
+    assert str(gm.graph) == before
+    joint_graph_pass("all")(gm.graph)
+    assert str(gm.graph) != before
