@@ -55,6 +55,30 @@ def test_training(dtype: torch.dtype, mode: str, device: torch.device) -> None:
     assert {r.graph for r in report().taken} == {"forward", "backward"}
 
 
+@pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
+def test_a_norm_behind_grouped_query_attention(backward: bool, device: torch.device) -> None:
+    """Keys and values of two heads, queries of eight, as in Llama, Qwen3 and Gemma3: attention of torch's kernel."""
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return y.transpose(1, 2).flatten(2)
+
+    def f(x: torch.Tensor, *heads: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x + attended(*heads), x.shape[-1:])
+
+    torch.manual_seed(0)
+    shapes = (2, 1024, 512), (2, 8, 1024, 64), (2, 2, 1024, 64), (2, 2, 1024, 64)
+    x, *heads = (torch.randn(s).to(device, torch.bfloat16).requires_grad_(backward) for s in shapes)
+    found = torch.compile(f, backend="shardfuse")(x, *heads)
+    y = attended(*heads).detach().double()
+    right, own = (F.rms_norm(a + b, x.shape[-1:]).detach() for a, b in ((x.double(), y), (x, y.bfloat16())))
+    assert_near(found.detach(), right, own, n=2)
+    assert report().taken
+    if backward:
+        found.sum().backward()
+        assert all(t.grad is not None and t.grad.isfinite().all() for t in (x, *heads))
+
+
 def test_long_rows_are_taken_and_small_ones_left(device: torch.device) -> None:
     f = torch.compile(lambda x: x.softmax(-1), backend="shardfuse", dynamic=False)
     for rows, columns, taken in ((4096, 32768, 1), (4, 64, 0)):
