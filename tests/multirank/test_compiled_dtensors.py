@@ -170,6 +170,7 @@ def test_modules(check: Callable[[Of, Placements, Call], None], way: Call, pg) -
     run(pg, check, "leaf", "dtensor", way)
 
 
+@pytest.mark.two_ranks_suffice
 def test_sizes_after_one_another(pg) -> None:
     """torch.compile takes sizes as symbols when a second one comes."""
     mesh = make_mesh((pg.size,), pg.device.type)

@@ -158,6 +158,7 @@ def test_ways(way: str, pg) -> None:
             assert_equal(WAYS[way](trial), run(trial))
 
 
+@pytest.mark.two_ranks_suffice
 def test_a_compiled_language_model(pg) -> None:
     """The example's model, all modules in it on local tensors: one graph each way, and the gradients of eager.
 
@@ -186,6 +187,7 @@ def test_a_compiled_language_model(pg) -> None:
         assert_near(got, wide, slack=lambda off=off: off, what=f"result or gradient {k}")
 
 
+@pytest.mark.two_ranks_suffice
 def test_compiled_on_dtensors(pg) -> None:
     """Activations and their gradients as DTensors, of rows that ranks share out unevenly."""
     mesh = DeviceMesh(list(range(pg.size)))
@@ -215,6 +217,7 @@ def test_compiled_on_dtensors(pg) -> None:
     assert_equal([t.detach() for t in found[1]], [t.detach() for t in found[0]])
 
 
+@pytest.mark.two_ranks_suffice
 def test_a_sync_batch_norm_compiled(pg) -> None:
     """Which makes a mesh of the process group where it is first called, or compiled."""
     x, dy = (normal(pg, 3, 4, 5, seed=pg.rank + k) for k in (1, 100))
@@ -231,6 +234,7 @@ def test_a_sync_batch_norm_compiled(pg) -> None:
         assert_equal(*([t.detach() for t in made] for made in found))
 
 
+@pytest.mark.two_ranks_suffice
 def test_a_compiled_sync_batch_norm_between_evaluations_is_compiled_once(pg) -> None:
     x = normal(pg, 2, 4, 3, 3, seed=pg.rank)
     module = nn.SyncBatchNorm(4, device=pg.device)
@@ -244,6 +248,7 @@ def test_a_compiled_sync_batch_norm_between_evaluations_is_compiled_once(pg) -> 
     assert counter.frame_count == 2, "one for training and one for evaluation"
 
 
+@pytest.mark.two_ranks_suffice
 def test_uneven_local_tensors_compiled(pg) -> None:
     rows = len(torch.arange(ROWS - 1).chunk(pg.size)[pg.rank])
     trial = trial_of("norm between parallel layers", pg, "local")
@@ -350,6 +355,7 @@ def test_parallelize_module_refuses_a_plain_module(pg) -> None:
         model.norm(x.chunk(pg.size)[pg.rank])
 
 
+@pytest.mark.two_ranks_suffice
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_a_checkpoint_around_a_compiled_module_replays_its_draw(pg, use_reentrant: bool) -> None:
     """One within the compiled function, around an op that takes a list of tensors and draws, is refused by torch."""
