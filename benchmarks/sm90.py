@@ -285,7 +285,7 @@ def serve() -> None:
 
     directory = Path(sys.argv[1])
     # An executor, since a pool of multiprocessing waits for ever for a worker that LLVM has ended. Its workers stay for
-    # the next list: the first kernel of each takes half a second more, in which it reads all of Triton's files.
+    # the next list: the first kernel of each takes half a second more than the others.
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
         while True:
             try:
