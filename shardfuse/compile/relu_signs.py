@@ -46,7 +46,7 @@ def take_signs_from_inputs(graph: Graph, *, only_gpu: bool) -> int:
             continue
         h: Any = relu.args[0]
         source = _only_large_source(h)
-        if source is not None and not _behind(sign).isdisjoint(_behind(source, without=h)):
+        if source not in (None, h) and not _behind(sign).isdisjoint(_behind(source, without=h)):
             sign.replace_input_with(read, h)
             count += 1
     return count
