@@ -145,16 +145,30 @@ def summands(x: torch.Tensor, k: torch.Tensor, w: torch.Tensor, b: torch.Tensor)
     return [g.abs().sum([0, 2, 3]).float() for g in stepped(apart, y, *whole)]
 
 
-def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the backend, against float64: a third of the elements would be wrong, were they of another sign."""
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many signs are taken from now on, graph by graph."""
     taken: list[int] = []
     whole = graph_pass.take_signs_from_inputs
 
-    def counted(graph: Graph, *, only_gpu: bool) -> int:
+    def noted(graph: Graph, *, only_gpu: bool) -> int:
         taken.append(whole(graph, only_gpu=only_gpu))
         return taken[-1]
 
-    monkeypatch.setattr(graph_pass, "take_signs_from_inputs", counted)
+    monkeypatch.setattr(graph_pass, "take_signs_from_inputs", noted)
+    return taken
+
+
+def test_random_numbers_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward would save another tensor for the sign."""
+    taken = counted(monkeypatch)
+    f = torch.compile(lambda x, w: torch.relu(F.dropout(x) * w), backend="shardfuse", options={"shardfuse.take": "all"})
+    f(X.clone().requires_grad_(), W.clone().requires_grad_())
+    assert taken == [0]
+
+
+def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the backend, against float64: a third of the elements would be wrong, were they of another sign."""
+    taken = counted(monkeypatch)
     given = [numbers(4, 3, 12, 12), numbers(16, 3, 3, 3, seed=1), numbers(16, seed=2), numbers(16, seed=3)]
     wide = [x.double() for x in given]
     found = stepped(torch.compile(image_norm, backend="shardfuse", options={"shardfuse.take": "all"}), *given)

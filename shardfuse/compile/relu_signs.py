@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
 """The gradient of a ReLU takes the sign from what the ReLU reads, where its kernel reads that anyway.
 
 before, in the joint graph of a forward and its backward, behind a batch norm of an image::
@@ -27,7 +27,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .aten_table import is_view
-from .node_facts import elements, is_fusable
+from .node_facts import elements
 
 SMALL = 16
 """A tensor of a sixteenth of the elements or fewer, as a vector of weights, costs no pass over memory."""
@@ -90,4 +90,6 @@ def _behind(n: Node, without: Node | None = None) -> Set[Node]:
 
 
 def _is_recomputed(n: Node) -> bool:
-    return is_fusable(n) or is_view(n) or n.target is torch.ops.prims.convert_element_type.default
+    """May a backward compute it again from its inputs?  Random numbers are saved."""
+    is_pointwise = isinstance(n.target, torch._ops.OpOverload) and torch.Tag.pointwise in n.target.tags
+    return is_pointwise or is_view(n) or n.target is torch.ops.prims.convert_element_type.default
