@@ -253,3 +253,14 @@ def test_no_more_is_saved_for_the_backward(name: str) -> None:
         torch._dynamo.reset()
         found.append(saved_bytes(torch.compile(f, backend="shardfuse", options={"shardfuse.take": take}), *given))
     assert found[0] <= found[1] + 2048, "vectors, but no mask of 16 KiB"
+
+
+def test_sizes_that_only_the_run_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = counted(monkeypatch)
+    f = torch.compile(
+        lambda x, w: torch.relu(x[x[:, 0] > 0] * w).sum(0), backend="shardfuse", options={"shardfuse.take": "all"}
+    )
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = f(X.clone().requires_grad_(), W.clone().requires_grad_())
+    assert taken == [0]
+    assert_near(found.detach(), torch.relu(X.double()[X[:, 0] > 0] * W.double()).sum(0), signed=False, n=8)

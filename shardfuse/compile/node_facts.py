@@ -1,5 +1,5 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
-# pyright: reportMissingTypeStubs=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportMissingTypeStubs=false
 """What a node of a graph is: a kernel, a part of one, a change of a tensor; and the bytes that it gives."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, cast
 import sympy
 import torch
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves
 
 from .aten_table import aten_ops, is_view, is_widening
 from .translation import hinted
@@ -66,6 +67,14 @@ def elements(node: Node) -> int:
     """How many elements a node's tensor has, at the sizes of the call for which the graph was made; 0 of others."""
     value = node.meta.get("val")
     return math.prod(map(hinted, value.shape)) if isinstance(value, torch.Tensor) else 0
+
+
+def is_sized(node: Node) -> bool:
+    """Does the call for which the graph was made tell the sizes of the node's tensors, and numbers that it gives?"""
+    value: object = node.meta.get("val")
+    leaves = cast("list[object]", tree_leaves(value))
+    sizes = [n for v in leaves for n in (v.shape if isinstance(v, torch.Tensor) else [v])]
+    return value is not None and all(n.node.has_hint() for n in sizes if isinstance(n, torch.SymInt))
 
 
 def nbytes(node: Node, size: Callable[[int | torch.SymInt], int] = hinted) -> int:

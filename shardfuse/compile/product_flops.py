@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
+from .node_facts import is_sized
 from .translation import hinted
 
 Count = Callable[[Node], float]
@@ -25,15 +25,9 @@ BACKWARD_PRODUCTS = 2.5
 def flops_of(node: Node) -> float:
     """0 of any other op, and where the sizes of the call do not tell a tensor's sizes."""
     count = _COUNTS.get(getattr(node.target, "overloadpacket", None))
-    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    if count is None or any(v is None for v in values) or not all(map(_is_known, tree_leaves(values))):
+    if count is None or not all(map(is_sized, (node, *node.all_input_nodes))):
         return 0.0
     return count(node)
-
-
-def _is_known(value: object) -> bool:
-    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
-    return all(n.node.has_hint() for n in sizes if isinstance(n, torch.SymInt))
 
 
 def _shape(node: Any) -> Sequence[int]:

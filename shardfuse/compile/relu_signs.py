@@ -27,7 +27,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .aten_table import is_view
-from .node_facts import elements
+from .node_facts import elements, is_sized
 
 SMALL = 16
 """A tensor of a sixteenth of the elements or fewer, as a vector of weights, costs no pass over memory."""
@@ -65,6 +65,8 @@ def _only_large_source(h: Node) -> Node | None:
     waiting = [h]
     while waiting:
         n = waiting.pop()
+        if not is_sized(n):
+            return None
         if n in seen or elements(n) * SMALL <= elements(h):
             continue
         seen.add(n)
