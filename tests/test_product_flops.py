@@ -104,6 +104,31 @@ def test_grouped_query_attention(kind: str) -> None:
         assert flops_of(made(kind, query, *few)) == flops_of(made(kind, query, key, value)) > 0
 
 
+@pytest.mark.parametrize("kind", ["flash", "efficient"])
+def test_packed_sequences(kind: str) -> None:
+    """Of [..., length, heads, size of a head]: keys of the longest sequence, or of the tensor."""
+    query, key = (1, 256, 4, 64), (1, 256, 2, 64)
+    forward, backward = (getattr(aten, f"_{kind}_attention_{way}") for way in ("forward", "backward"))
+    cu, pairs = [(3,), (3,), 160, 160], 4.0 * 256 * 4 * 160 * 64
+    bias = [] if kind == "flash" else [None]
+    node = call(forward, query, key, key, *bias, *cu, 0.0, result=[query, (4, 256)])
+    assert flops_of(node) == pairs
+    lse = [] if kind == "efficient" else [(4, 256)]  # behind the numbers of the other one
+    node = call(backward, query, query, key, key, *bias, query, *lse, *cu, result=[query, key])
+    assert flops_of(node) == 2.5 * pairs
+    if kind == "efficient":
+        node = call(forward, query, key, key, None, None, None, None, None, 0.0, result=[query, (4, 256)])
+        assert flops_of(node) == 4.0 * 256 * 4 * 256 * 64
+
+
+def test_arguments_by_name() -> None:
+    node = ALIKE["addmm"]()
+    expected = flops_of(node)
+    (_, left, right), node.args = node.args, node.args[:1]
+    node.kwargs = {"mat2": right, "mat1": left}
+    assert flops_of(node) == expected > 0
+
+
 def test_values_of_another_size_than_keys() -> None:
     found = flops_of(attention("flash", (1, 4, 32, 192), (1, 4, 64, 192), (1, 4, 64, 128)))
     assert found == 2 * 4 * 32 * 64 * (192 + 128)

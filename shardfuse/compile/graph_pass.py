@@ -105,7 +105,8 @@ class JointGraphPass(_Pass):
     """Changes the graph of a forward and its backward before torch divides it, so that regions read less."""
 
     def change(self, graph: Graph) -> None:
-        take_signs_from_inputs(graph, only_gpu=self.take == "auto")
+        if not inductor_config.cpp_wrapper:
+            take_signs_from_inputs(graph, only_gpu=self.take == "auto")
 
 
 _graphs = count()

@@ -1,4 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
 """How many floating-point operations a matrix product, a convolution or an attention of a graph takes.
 
 They follow from shapes alone.  Attention counts all pairs of queries and keys, also where a mask leaves out half of
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
@@ -17,7 +18,8 @@ from torch.fx import Node
 from .node_facts import is_sized
 from .translation import hinted
 
-Count = Callable[[Node], float]
+Count = Callable[[Any, Sequence[Any]], float]
+"""Of a node and all arguments of its op, by their places."""
 BACKWARD_PRODUCTS = 2.5
 """Attention's backward computes the scores again, and has two products for each of the forward's two."""
 
@@ -27,7 +29,8 @@ def flops_of(node: Node) -> float:
     count = _COUNTS.get(getattr(node.target, "overloadpacket", None))
     if count is None or not all(map(is_sized, (node, *node.all_input_nodes))):
         return 0.0
-    return count(node)
+    names = [a.name for a in cast(torch._ops.OpOverload, node.target)._schema.arguments]
+    return count(node, [*node.args, *(node.kwargs.get(name) for name in names[len(node.args) :])])
 
 
 def _shape(node: Any) -> Sequence[int]:
@@ -37,23 +40,17 @@ def _shape(node: Any) -> Sequence[int]:
 
 def _matrices(left: int) -> Count:
     """``left``: the place of the left operand."""
-
-    def count(node: Node) -> float:
-        return 2.0 * math.prod(_shape(node)) * _shape(node.args[left])[-1]
-
-    return count
+    return lambda node, given: 2.0 * math.prod(_shape(node)) * _shape(given[left])[-1]
 
 
-def _convolution(node: Node) -> float:
-    image, weight = node.args[:2]
-    return _convolved(image, _shape(weight), node, bool(node.args[6]))
+def _convolution(node: Any, given: Sequence[Any]) -> float:
+    return _convolved(given[0], _shape(given[1]), node, bool(given[6]))
 
 
-def _convolution_backward(node: Node) -> float:
+def _convolution_backward(node: Any, given: Sequence[Any]) -> float:
     """As many again for each gradient that is wanted, of the image and of the weight."""
-    gradient, image, weight = node.args[:3]
-    wanted: Any = node.args[10]
-    return sum(wanted[:2]) * _convolved(image, _shape(weight), gradient, bool(node.args[7]))
+    gradient, image, weight = given[:3]
+    return sum(given[10][:2]) * _convolved(image, _shape(weight), gradient, bool(given[7]))
 
 
 def _convolved(image: Any, weight: Sequence[int], result: Any, is_transposed: bool) -> float:
@@ -61,27 +58,42 @@ def _convolved(image: Any, weight: Sequence[int], result: Any, is_transposed: bo
     return 2.0 * math.prod(_shape(image if is_transposed else result)) * math.prod(weight[1:])
 
 
-def _attention(node: Node) -> float:
-    return _attended(*map(_shape, node.args[:3]))
+def _attention(query: int, products: float) -> Count:
+    """Of shapes [batch, heads, length, size of a head].  ``query``: its place; those of key and value follow."""
+
+    def count(node: Any, given: Sequence[Any]) -> float:
+        q, k, v = map(_shape, given[query : query + 3])
+        return products * 2.0 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+
+    return count
 
 
-def _attention_backward(node: Node) -> float:
-    return BACKWARD_PRODUCTS * _attended(*map(_shape, node.args[1:4]))
+def _packed_attention(query: int, longest: int, products: float) -> Count:
+    """Of shapes [..., length, heads, size of a head].  ``longest``: the place of the number of keys of the longest
+    sequence; where it is None all sequences are as long as the tensor."""
 
+    def count(node: Any, given: Sequence[Any]) -> float:
+        q, k, v = map(_shape, given[query : query + 3])
+        length = given[longest].meta["val"] if isinstance(given[longest], Node) else given[longest]
+        keys = k[-3] if length is None else hinted(length)
+        return products * 2.0 * math.prod(q[:-1]) * keys * (q[-1] + v[-1])
 
-def _attended(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> float:
-    """Of shapes [batch, heads, length, size of a head]."""
-    return 2.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    return count
 
 
 def _counts() -> dict[object, Count]:
     aten: Any = torch.ops.aten
-    found: dict[object, Count] = {op: _matrices(0) for op in (aten.mm, aten.bmm, aten._scaled_mm)}
+    found: dict[object, Count] = {op: _matrices(0) for op in (aten.mm, aten.bmm, aten._scaled_mm, aten._int_mm)}
     found |= {op: _matrices(1) for op in (aten.addmm, aten.baddbmm)}
     found |= {aten.convolution: _convolution, aten.convolution_backward: _convolution_backward}
     for kind in ("efficient", "flash", "cudnn"):
         name = f"_scaled_dot_product_{kind}_attention"
-        found |= {getattr(aten, name): _attention, getattr(aten, f"{name}_backward"): _attention_backward}
+        found[getattr(aten, name)] = _attention(0, 1)
+        found[getattr(aten, f"{name}_backward")] = _attention(1, BACKWARD_PRODUCTS)
+    for op, longest in ((aten._flash_attention_forward, 6), (aten._efficient_attention_forward, 7)):
+        found[op] = _packed_attention(0, longest, 1)
+    for op in (aten._flash_attention_backward, aten._efficient_attention_backward):
+        found[op] = _packed_attention(1, 9, BACKWARD_PRODUCTS)
     return found
 
 
