@@ -174,7 +174,7 @@ def summands(x: torch.Tensor, k: torch.Tensor, w: torch.Tensor, b: torch.Tensor)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many signs are taken from now on, graph by graph."""
+    """How many signs are taken from now on, graph by graph; Inductor may look at patterns of its own in between."""
     taken: list[int] = []
     whole = graph_pass.take_signs_from_inputs
 
@@ -191,7 +191,7 @@ def test_random_numbers_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> 
     taken = counted(monkeypatch)
     f = torch.compile(lambda x, w: torch.relu(F.dropout(x) * w), backend="shardfuse", options={"shardfuse.take": "all"})
     f(X.clone().requires_grad_(), W.clone().requires_grad_())
-    assert taken == [0]
+    assert sum(taken) == 0
 
 
 def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [numbers(4, 3, 12, 12), numbers(16, 3, 3, 3, seed=1), numbers(16, seed=2), numbers(16, seed=3)]
     wide = [x.double() for x in given]
     found = stepped(torch.compile(image_norm, backend="shardfuse", options={"shardfuse.take": "all"}), *given)
-    assert taken == [1]
+    assert sum(taken) == 1
     right, own = stepped(image_norm, *wide), stepped(image_norm, *given)
     for k, terms in enumerate(summands(*wide), 1):
         assert_near(found[k], right[k], own[k], signed=False, terms=terms, what=f"gradient {k}")
@@ -290,7 +290,7 @@ def test_sizes_that_only_the_run_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         found = f(X.clone().requires_grad_(), W.clone().requires_grad_())
-    assert taken == [0]
+    assert sum(taken) == 0
     assert_near(found.detach(), torch.relu(X.double()[X[:, 0] > 0] * W.double()).sum(0), signed=False, n=8)
 
 
@@ -311,7 +311,7 @@ def test_a_norm_of_sixteen_bits_masks_as_its_forward(monkeypatch: pytest.MonkeyP
     b = VECTOR.bfloat16().requires_grad_()
     y = torch.compile(half_normed, backend="shardfuse", options={"shardfuse.take": "all"})(x, VECTOR + 2, b)
     y.backward(torch.ones_like(y))
-    assert taken == [1]
+    assert sum(taken) == 1
     assert b.grad is not None
     assert torch.equal(b.grad, (y > 0).sum([0, 2, 3]).to(b.grad))
 
@@ -330,7 +330,7 @@ def test_a_buffer_that_is_written_to_gives_no_sign(monkeypatch: pytest.MonkeyPat
         g(B.clone(), X, w).sum().backward()
         assert w.grad is not None
         results.append(w.grad)
-    assert taken == [0]
+    assert sum(taken) == 0
     torch.testing.assert_close(*results)
 
 
