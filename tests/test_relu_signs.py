@@ -223,7 +223,7 @@ def test_a_pass_of_the_caller_s_runs_first() -> None:
         f = torch.compile(scaled, backend="shardfuse", options={"shardfuse.take": "all"})
         assert f(X.clone().requires_grad_(), W, B).requires_grad
         assert config.joint_custom_post_pass is own, "set for one compilation, not for all"
-    assert own.graphs == 1
+    assert own.graphs >= 1
 
 
 def test_identity_of_the_pass() -> None:
