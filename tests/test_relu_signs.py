@@ -174,7 +174,7 @@ def summands(x: torch.Tensor, k: torch.Tensor, w: torch.Tensor, b: torch.Tensor)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many signs are taken from now on, graph by graph; Inductor may look at patterns of its own in between."""
+    """How many signs are taken from now on, graph by graph; there may be other graphs among them."""
     taken: list[int] = []
     whole = graph_pass.take_signs_from_inputs
 
