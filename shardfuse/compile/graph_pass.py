@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import operator
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -73,8 +74,9 @@ class _Pass(CustomGraphPass):
         if self.take != "none":
             self.change(graph)
 
+    @abstractmethod
     def change(self, graph: Graph) -> None:
-        raise NotImplementedError
+        """Unless ``take`` is "none", and behind the caller's passes."""
 
     def uuid(self) -> object:
         """Tells compiled graphs apart in torch's caches; None, for no caching, where a pass before it has no uuid.

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from .aten_table import aten_ops, is_view
-from .node_facts import is_mutation
+from .node_facts import is_mutation, is_pointwise
 from .random_op import channels_last_strides, draws_as_rand, register
 from .translation import known
 
@@ -149,9 +149,7 @@ def _allows(n: Node) -> bool:
         return False
     if target in _READERS or target in aten_ops().rules:
         return True
-    return isinstance(target, torch._ops.OpOverload) and (
-        torch.Tag.pointwise in target.tags or _is_computed_by_inductor(target)
-    )
+    return is_pointwise(n) or (isinstance(target, torch._ops.OpOverload) and _is_computed_by_inductor(target))
 
 
 def _is_computed_by_inductor(target: torch._ops.OpOverload) -> bool:
@@ -207,9 +205,8 @@ def _drawn(n: Node) -> list[Node]:
     found = [n]
     while not draws_as_rand(found[-1]):
         last = found[-1]
-        is_pointwise = isinstance(last.target, torch._ops.OpOverload) and torch.Tag.pointwise in last.target.tags
         sources = last.all_input_nodes
-        if not is_pointwise or len(sources) != 1 or len(sources[0].users) != 1:
+        if not is_pointwise(last) or len(sources) != 1 or len(sources[0].users) != 1:
             return []
         found.append(sources[0])
     return found

@@ -38,13 +38,18 @@ def tensors_of(n: Node) -> list[torch.Tensor]:
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
+def is_pointwise(node: Node) -> bool:
+    """Is it an op whose elements follow from elements of its inputs, as torch's tag for such ops says?"""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
 def is_fusable(node: Node) -> bool:
     """Is it part of a pointwise kernel of Inductor, so that it need not be stored for its readers?"""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     is_random = node.target.name() in ("prims::inductor_random", "prims::inductor_randint", "shardfuse::image_rand_v1")
     is_moved = node.target in _PLACED
-    return is_random or is_moved or torch.Tag.pointwise in node.target.tags or is_widening(node)
+    return is_random or is_moved or is_pointwise(node) or is_widening(node)
 
 
 _PLACED = (

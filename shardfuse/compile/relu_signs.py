@@ -30,10 +30,9 @@ import torch
 from torch.fx import Graph, Node
 
 from .aten_table import is_view
-from .node_facts import elements, is_sized
+from .node_facts import elements, is_pointwise, is_sized
+from .region_parts import SMALL
 
-SMALL = 16
-"""A tensor of a sixteenth of the elements or fewer, as a vector of weights, costs no pass over memory."""
 _CAST: Any = torch.ops.prims.convert_element_type.default
 _ALIASES: tuple[Any, ...] = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
@@ -126,8 +125,7 @@ def _behind(first: list[Node], takes: Callable[[Node], bool]) -> Set[Node]:
 
 def _is_recomputed(n: Node) -> bool:
     """May a backward compute it again from its inputs?  Random numbers are saved."""
-    is_pointwise = isinstance(n.target, torch._ops.OpOverload) and torch.Tag.pointwise in n.target.tags
-    return is_pointwise or _is_view(n) or n.target is _CAST
+    return is_pointwise(n) or _is_view(n) or n.target is _CAST
 
 
 def _is_view(n: Node) -> bool:

@@ -30,7 +30,7 @@ from torch.fx import Node
 from ..device.region_costs import BYTES_PER_US, HEAVY, OPS_PER_US
 from .aten_collectives import is_start
 from .aten_table import aten_ops, is_view, is_widening
-from .node_facts import PARTS, elements, is_fusable, nbytes, op_name
+from .node_facts import PARTS, elements, is_fusable, is_pointwise, nbytes, op_name
 from .random_op import is_draw
 from .region_parts import SMALL
 from .translation import is_same_size, tensor_of
@@ -127,8 +127,7 @@ def _is_elementwise(n: Node) -> bool:
     if n.op != "call_function" or n.target is operator.getitem or is_draw(n):
         return False
     is_random = isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags
-    is_pointwise = isinstance(n.target, torch._ops.OpOverload) and torch.Tag.pointwise in n.target.tags
-    return not is_random and (is_pointwise or is_view(n) or is_widening(n) or n.target in aten_ops().factories)
+    return not is_random and (is_pointwise(n) or is_view(n) or is_widening(n) or n.target in aten_ops().factories)
 
 
 def _chain(n: Node, inside: Collection[Node], least: int, found: Rematerialised) -> tuple[dict[Node, None], set[Node]]:
