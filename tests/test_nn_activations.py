@@ -15,6 +15,7 @@ from torch.distributed.tensor import Partial, Shard
 from torch.nn import functional
 from torch_gradients import leaf
 
+from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
 from shardfuse.nn import GELU, GeGLU, LogSoftmax, Softmax, SwiGLU
@@ -142,6 +143,26 @@ def test_at_every_number(name: str) -> None:
     """The slope of GELU by tanh was off by 32 roundings at 4.9, where 1 - tanh^2 has lost its digits."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         check_sweep(name, dtype, 128)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_far_from_zero(name: str, dtype: torch.dtype) -> None:
+    """The slope is 0 or 1 there, whatever its terms are: their products are beyond float32 from -1e13 on."""
+    own, _, exact = SWEEPS[name]
+    far = torch.tensor([1e3, 1e6, 1e9, 1e12, 1e13, 1e15, 1e17, 1e18], dtype=torch.float64)
+    x = torch.cat((far, -far)).to(dtype)
+    given = [x, torch.ones_like(x)][: 1 + ("glu" in name)]
+    tensors = [t.clone().requires_grad_() for t in given]
+    wide = [t.double().requires_grad_() for t in given]
+    found, right = own(*tensors), exact(*wide)
+    assert_near(found.detach(), right.detach(), signed=False, what=name)
+    found.sum().backward()
+    right.sum().backward()
+    for mine, theirs in zip(tensors, wide, strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert_near(mine.grad, theirs.grad, signed=False, what=f"a gradient of {name}")
 
 
 def test_on_ranks() -> None:

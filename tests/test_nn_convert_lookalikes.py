@@ -158,10 +158,32 @@ def test_what_computes_a_norm_or_a_gelu_under_another_name(kind: str, dtype: tor
     assert done.undo()(x).dtype == dtype
 
 
+class ClippedGELU(nn.Module):
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self._most = most
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x).clamp(max=self._most)
+
+
+class NanSafeGELU(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x).nan_to_num()
+
+
+class NanSafeRMSNorm(T5LayerNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states).nan_to_num(0.0, 1e30, -1e30)
+
+
 LEFT: dict[str, tuple[nn.Module, str]] = {
     "t5 in 16 bits": (T5LayerNorm(8).bfloat16(), "casts float32 inputs to the type of its weight"),
     "unbiased": (UnbiasedLayerNorm(8), "something else than an RMSNorm or LayerNorm"),
     "quick": (QuickGELUActivation(), "something else than a GELU"),
+    "clipped far out": (ClippedGELU(1e3), "something else than a GELU: it gives another result of float32 numbers of"),
+    "without NaNs": (NanSafeGELU(), "another result of float32 numbers of size 1 and a NaN"),
+    "a norm without NaNs": (NanSafeRMSNorm(8), "another result of float32 numbers of size 1 and a NaN"),
     "a scale of 1": (ScaledGELU(), "its forward reads scale, which a GELU"),
 }
 
@@ -249,6 +271,17 @@ class ScaledSiLU(nn.SiLU):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) * self.scale
+
+
+@pytest.mark.parametrize("most", [7.0, 1e3])
+def test_a_gated_mlp_whose_activation_is_clipped_is_left(most: float) -> None:
+    class Clipped(Llama4TextMLP):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down_proj(self.activation_fn(self.gate_proj(x)).clamp(max=most) * self.up_proj(x))
+
+    done = convert(nn.Sequential(Clipped(nn.SiLU())))
+    assert not done.replaced
+    assert "it gives another result" in done.left[0].reason
 
 
 def test_a_gated_mlp_that_a_caller_may_change_is_left() -> None:

@@ -52,11 +52,12 @@ def slope(
         density = fd.ops.mul(fd.ops.exp(square), 1 / math.sqrt(2 * math.pi))
         return fd.ops.add(_normal_share(fd, x) if share is None else share, fd.ops.mul(x, density))
     share = share_of(fd, activation, x) if share is None else share
-    growth = fd.ops.mul(x, _rest_of(fd, activation, x, into, share))
-    if activation == "gelu_tanh":
-        inner = fd.ops.add(fd.ops.mul(fd.ops.mul(x, x), 3 * _CUBIC), 1.0)
-        growth = fd.ops.mul(growth, fd.ops.mul(inner, 2 * math.sqrt(2 / math.pi)))
-    return fd.ops.mul(share, fd.ops.add(growth, 1.0))
+    rest = _rest_of(fd, activation, x, into, share)
+    if activation == "silu":
+        return fd.ops.mul(share, fd.ops.add(fd.ops.mul(x, rest), 1.0))
+    inner = fd.ops.mul(fd.ops.add(fd.ops.mul(fd.ops.mul(x, x), 3 * _CUBIC), 1.0), 2 * math.sqrt(2 / math.pi))
+    # First the share: it is 0 for large negative x, where x * rest * inner is beyond float32 from -1e13 on.
+    return fd.ops.add(fd.ops.mul(fd.ops.mul(fd.ops.mul(share, x), rest), inner), share)
 
 
 def _rest_of(

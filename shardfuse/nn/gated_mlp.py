@@ -111,7 +111,7 @@ def _gate_on(
     return unit
 
 
-_CASES = Case((16,)), Case((2, 3, 4), 30.0)
+_CASES = Case((16,)), Case((2, 3, 4), 30.0), Case((2,), 1e5), Case((2,), has_nan=True)
 """Few, as the layers of a model are large."""
 _ACT_NAMES = "act_fn", "activation_fn"
 Tried = str | tuple[str, ...]

@@ -106,11 +106,11 @@ def _gelu(approximate: Approximation, _: Module, x: torch.Tensor) -> torch.Tenso
 
 
 _CASES = (
-    Case((1,)), Case((2, 1)), Case((3,)), Case((2, 3), 1e-4), Case((2, 2, 3), 1e6),
+    Case((1,)), Case((2, 1)), Case((3,)), Case((2, 3), 1e-4), Case((2, 2, 3), 1e6), Case((2,), has_nan=True),
     Case((3,), dtype=torch.bfloat16), Case((2, 3), dtype=torch.float16),
 )  # fmt: skip
 _GELU_CASES = (
-    Case(()), Case((3,)), Case((2, 3), 1e-4), Case((2, 2, 3), 30.0),
+    Case(()), Case((3,)), Case((2, 3), 1e-4), Case((2, 2, 3), 30.0), Case((2,), 1e12), Case((2,), has_nan=True),
     Case((3,), dtype=torch.bfloat16), Case((2, 3), dtype=torch.float16),
 )  # fmt: skip
 

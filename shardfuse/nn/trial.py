@@ -17,16 +17,26 @@ Wanted = Callable[[Module, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """An input of random numbers: its dims before the features, their size, and the dtype of it and of parameters."""
+    """An input of random numbers: its dims before the features, their size, and the dtype of it and of parameters.
+
+    ``has_nan``: its last number is NaN, which a module may replace or spread.
+    """
 
     rows: tuple[int, ...]
     magnitude: float = 1.0
     dtype: torch.dtype = torch.float32
+    has_nan: bool = False
 
     def __str__(self) -> str:
-        return (
-            f"{str(self.dtype).removeprefix('torch.')} numbers of size {self.magnitude:g} in {len(self.rows) + 1} dims"
-        )
+        kind, dims = str(self.dtype).removeprefix("torch."), len(self.rows) + 1
+        return f"{kind} numbers of size {self.magnitude:g}{' and a NaN' if self.has_nan else ''} in {dims} dims"
+
+    def draw(self, features: int, generator: torch.Generator) -> torch.Tensor:
+        """The input: ``[*rows, features]``."""
+        x = torch.randn(*self.rows, features, generator=generator, dtype=torch.float32) * self.magnitude
+        if self.has_nan:
+            x.view(-1)[-1] = torch.nan
+        return x.to(self.dtype)
 
 
 @contextmanager
@@ -58,9 +68,7 @@ def why_other(module: Module, wanted: Wanted, features: int, cases: Sequence[Cas
                 p.normal_(std=std, generator=generator)
         for case in cases:
             here = trial if case.dtype == torch.float32 else copy.deepcopy(trial).to(case.dtype)
-            x = (torch.randn(*case.rows, features, generator=generator, dtype=torch.float32) * case.magnitude).to(
-                case.dtype
-            )
+            x = case.draw(features, generator)
             for mode in (True, False):
                 reason = _differs(here.train(mode), wanted, x)
                 if reason is not None:
@@ -97,10 +105,10 @@ def _differs(module: Module, wanted: Wanted, given: torch.Tensor) -> str | None:
         got = made
         if not is_close(got, expected, 1e-4 if x.dtype == torch.float32 else 4 * torch.finfo(x.dtype).eps):
             return "it gives another result"
-        if not torch.equal(kept, x):
+        if not torch.equal(kept.nan_to_num(), x.nan_to_num()):
             return "it changes its input"
-    if x.dtype != torch.float32:
-        return None  # each rounds on the way as it does
+    if x.dtype != torch.float32 or bool(kept.isnan().any()):
+        return None  # each rounds on the way as it does, and gradients of a NaN are anything
     factor = torch.linspace(-1.0, 1.0, expected.numel(), device=expected.device).sin().view_as(expected)
     grad: Any = torch.autograd.grad  # of a weight that the result does not depend on it is None
     found, gradients = (grad(result, (x, *vectors), factor, allow_unused=True) for result in (got, expected))
@@ -109,6 +117,8 @@ def _differs(module: Module, wanted: Wanted, given: torch.Tensor) -> str | None:
 
 
 def is_close(got: torch.Tensor, wanted: torch.Tensor, off: float = 1e-4) -> bool:
-    """Is each element what is wanted by the fraction ``off``, or by a tenth of that of the largest, at most?"""
-    largest = float(wanted.detach().abs().max()) if wanted.numel() else 0.0
-    return got.shape == wanted.shape and torch.allclose(got, wanted, off, off / 10 * largest)
+    """Is each element what is wanted by the fraction ``off``, or by a tenth of that of the largest, at most?
+
+    A NaN is where a NaN is wanted."""
+    largest = float(wanted.detach().nan_to_num().abs().max()) if wanted.numel() else 0.0
+    return got.shape == wanted.shape and torch.allclose(got, wanted, off, off / 10 * largest, equal_nan=True)
