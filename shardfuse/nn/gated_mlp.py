@@ -111,8 +111,10 @@ def _gate_on(
     return unit
 
 
-_CASES = Case((16,)), Case((2, 3, 4), 30.0), Case((2,), 1e5), Case((2,), has_nan=True)
+_CASES = Case((16,)), Case((2, 3, 4), 30.0)
 """Few, as the layers of a model are large."""
+_FAR = Case((2,), 1e5, has_nan=True)
+"""What clips large numbers, or replaces NaNs, is no gated MLP."""
 _ACT_NAMES = "act_fn", "activation_fn"
 Tried = str | tuple[str, ...]
 """Why an MLP is left, or the functions by which its forward computes."""
@@ -160,7 +162,7 @@ def gated_mlp_of(module: Module, tried: dict[Hashable, Tried]) -> GatedMLP | str
 def _tried(module: Module, act_name: str, act: Module) -> Tried:
     """Whether a GatedMLP would compute what ``module`` does, now and once a caller has set an attribute."""
     features = cast(Any, module).gate_proj.in_features
-    reason = why_other(module, partial(_gated, act_name), features, _CASES, 0.1)
+    reason = why_other(module, partial(_gated, act_name), features, (*_CASES, _FAR), 0.1)
     if reason is not None:
         return f"it computes something else than down_proj({act_name}(gate_proj(x)) * up_proj(x)): {reason}"
     read = attributes_read(module, features, _CASES)
