@@ -72,7 +72,7 @@ REFUSALS: dict[str, tuple[Callable[[], FusionDefinition], list[Any], str]] = {
     "another rank": (
         lambda: doubled(shape=[-1, -1]),
         [ones(2)],
-        r"to be a tensor of 2 dims but got 1 dims, shape \[2\]: pass its logical rank",
+        r"to be a tensor of 2 dims but got 1 dims, shape \[2\]: pass one for each logical axis",
     ),
     "another static size": (
         lambda: doubled(shape=[-1, 4]),

@@ -63,7 +63,7 @@ def test_the_sentence_comes_first_and_unchanged() -> None:
     fd, _, _ = two_inputs()
     error = refusal(lambda: fd.execute([torch.ones(2, 3), torch.ones(2)]), InputError)
     assert str(error).splitlines()[0] == (
-        "Expected input 1, T1, to be a tensor of 2 dims but got 1 dims, shape [2]: pass its logical rank"
+        "Expected input 1, T1, to be a tensor of 2 dims but got 1 dims, shape [2]: pass one for each logical axis"
     )
     assert lines_of(error) == ["b = fd.define_tensor([-1, -1])  # T1"]
 

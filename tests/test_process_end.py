@@ -75,7 +75,7 @@ def test_a_refused_call_names_the_callers_lines_and_runs_what_atexit_has(server:
     line_of_y = 1 + SCRIPT.read_text().splitlines().index("        y = fd.define_tensor([-1, -1])")
     shown_path = str(SCRIPT).removeprefix(f"{os.getcwd()}/")
     sentence = (
-        "Expected input 1, T1, to be a tensor of 2 dims but got 1 dims, shape [4]: pass its logical rank; "
+        "Expected input 1, T1, to be a tensor of 2 dims but got 1 dims, shape [4]: pass one for each logical axis; "
         f"at {shown_path}:{line_of_y}: y = fd.define_tensor([-1, -1]) # T1"
     )
     assert [line for line in lines if line.startswith("shardfuse")] == [f"shardfuse: rank 1: {sentence}"]

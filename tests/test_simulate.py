@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -178,6 +179,35 @@ def test_a_rank_that_does_not_come_to_a_program_is_noticed() -> None:
     with pytest.raises(SimulationStuckError, match=r"ranks \[1\] have ended") as caught:
         simulate(run, 3)
     assert all("test_simulate.py" in p and "comparing its program" in p for p in caught.value.places.values())
+
+
+@pytest.mark.parametrize("waits", ["new_group", "get", "wait"])
+def test_a_rank_that_waits_in_the_store_is_noticed(waits: str) -> None:
+    def run() -> None:
+        if shardfuse.initialize().rank == 0:
+            sharded_norm(3, 8)
+        elif waits == "new_group":
+            dist.new_group([0, 1])
+        else:
+            store = dist.distributed_c10d._get_default_store()
+            store.get("of another rank") if waits == "get" else store.wait(["of another rank"])
+
+    with pytest.raises(SimulationStuckError, match=r"rank 1 in .*test_simulate\.py"):
+        simulate(run, 2, timeout=30)
+
+
+def test_a_wait_in_the_store_ends_with_what_another_rank_sets_or_in_time() -> None:
+    def run() -> bytes:
+        rank = shardfuse.initialize().rank
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            time.sleep(0.1)
+            store.set("late", "there")
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["never"], timedelta(seconds=0.05))
+        return store.get("late")
+
+    assert simulate(run, 3, timeout=30) == [b"there"] * 3
 
 
 def test_programs_that_differ() -> None:

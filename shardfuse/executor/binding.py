@@ -162,9 +162,13 @@ def _check_tensor(
         )
     ndim = len(val.domain.allocation or val.domain.loop) if val.allocation_rank else val.ndim
     if tensor.ndim != ndim:
-        form = "one for each allocation axis, a mesh axis being 1" if val.allocation_rank else "its logical rank"
+        axes = "allocation axis, a mesh axis being 1" if val.allocation_rank else "logical axis"
         raise InputError(
-            k, name, f"{tensor.ndim} dims, shape {list(tensor.shape)}", f"a tensor of {ndim} dims", f"pass {form}"
+            k,
+            name,
+            f"{tensor.ndim} dims, shape {list(tensor.shape)}",
+            f"a tensor of {ndim} dims",
+            f"pass one for each {axes}",
         )
     if home is not None and not val.is_cpu and tensor.device != home:
         raise InputError(k, name, f"a tensor on {tensor.device}", f"on {home}", "move it there")

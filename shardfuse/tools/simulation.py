@@ -44,6 +44,7 @@ T = TypeVar("T")
 _STANDSTILL = 1.0  # seconds without a step after which ranks that all wait in collectives count as stuck
 _STANDSTILL_IN_STORE = 3.0  # where some look into the store again and again: those have to have had their turn
 _LOOK = 0.1  # seconds up to which one that sleeps after it found nothing in the store will look again
+_LOOK_AGAIN = 0.002  # seconds between two looks of one that waits in the store
 _GRACE = 2.0  # seconds that the others get to end once a rank has raised
 _threads: Any = _threaded  # torch's test group has no types
 _PACKAGE = __file__.removesuffix("tools/simulation.py")
@@ -288,8 +289,8 @@ class _SharedStore(Store):
         self.inner.set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
-        with self.baton.handed_on(asleep=True):
-            return self.inner.get(key)
+        self.wait([key])
+        return self.inner.get(key)
 
     def add(self, key: str, value: int) -> int:
         return self.inner.add(key, value)
@@ -298,15 +299,17 @@ class _SharedStore(Store):
         return self.baton.found(self.inner.check(keys))
 
     def wait(self, keys: list[str], timeout: timedelta = timedelta(minutes=5)) -> None:  # type: ignore[override]
-        with self.baton.handed_on(asleep=True):
-            self.inner.wait(keys, timeout)
+        end = time.monotonic() + timeout.total_seconds()
+        while not self.check(keys) and time.monotonic() < end:
+            time.sleep(_LOOK_AGAIN)  # looked for as by one that polls, so that a standstill is seen
+        self.inner.wait(keys, timedelta(milliseconds=1))  # which raises torch's error for what is not there
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         return self.inner.compare_set(key, expected_value, desired_value)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        with self.baton.handed_on(asleep=True):
-            return self.inner.multi_get(keys)
+        self.wait(keys)
+        return self.inner.multi_get(keys)
 
     def deleteKey(self, key: str) -> bool:  # noqa: N802 torch calls it by its C++ name
         return self.inner.delete_key(key)
