@@ -56,8 +56,9 @@ Python's and NumPy's scalars are operands, in the type that the op computes in:
 | what `iota` counts to | wraps |
 
 `Float8_e4m3fn` and `Float8_e8m0fnu` have no infinities. torch's cast to the first gives its largest number, so that
-`full_like(x, 1e9)` is 448 (NaN before torch 2.13), and an infinity in the second is NaN. What `max` and `min` give of
-no elements, infinite in other types, is the last of these types' numbers.
+`full_like(x, 1e9)` is 448 (NaN before torch 2.13), and an infinity in the second is NaN. What `max` and `min` take
+for a rank that has no elements, infinite in other types, is the last of these types' numbers; of no elements at all
+they are a `ShapeError`.
 
 A constant is refused when the op is recorded; a scalar input, a size, and what is computed from them, in the call,
 before anything is written. Under `torch.compile` all such integers wrap, as they do in eager torch.
