@@ -43,6 +43,7 @@ FARTHER = 2.0
 WARM_AT_ONCE = 4
 """Models whose processes start from warm caches side by side: they read and import, and compile nothing."""
 WARM_STARTS = 3
+"""Of each process from warm caches, of which the median counts: single ones differ by more than the backends do."""
 
 
 @dataclass(frozen=True)
