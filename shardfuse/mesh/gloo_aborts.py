@@ -27,12 +27,13 @@ _Handler = cast(Any, ctypes.CFUNCTYPE(None))
 class HeldAbort:
     """``start()``: from now on gloo's thread waits until calls were compared before it aborts; ``stop()``: no longer.
 
-    beat: how often they were compared by now; ``None`` where they are not any longer.
+    beat: how often they were compared by now; ``None`` where they are not any longer.  is_ending: whether a thread of
+    this process ends it with an error of its own, which says more than gloo's: nothing aborts it meanwhile.
     Does nothing without GNU's C++ library, which torch is built with.
     """
 
-    def __init__(self, beat: Callable[[], int | None]) -> None:
-        self._beat = beat
+    def __init__(self, beat: Callable[[], int | None], is_ending: Callable[[], bool]) -> None:
+        self._beat, self._is_ending = beat, is_ending
         self._handler = _Handler(self._wait)
         self._library: Any = None
         self._thrown: Any = None
@@ -68,10 +69,10 @@ class HeldAbort:
 
     def _wait(self) -> None:
         """In the thread that threw.  What was set before says what was thrown, and aborts."""
-        first, deadline = self._beat(), time.monotonic() + _SECONDS
-        while first is not None and self._is_gloos() and time.monotonic() < deadline:
+        first, deadline = self._beat() or 0, time.monotonic() + _SECONDS
+        while self._is_gloos() and time.monotonic() < deadline:
             now = self._beat()
-            if now is None or now - first >= _BEATS:
+            if not self._is_ending() and (now is None or now - first >= _BEATS):
                 break
             time.sleep(0.05)
         if self._before is not None:

@@ -101,7 +101,9 @@ class Watchdog:
         self._lost_since: float | None = None
         self._thread = threading.Thread(target=self._watch, name="shardfuse-watchdog", daemon=True)
         self._sigterm = SigtermThread(self._end_by_sigterm)
-        self._abort = HeldAbort(lambda: self._beat if self._thread.is_alive() and self._board.error is None else None)
+        self._abort = HeldAbort(
+            lambda: self._beat if self._thread.is_alive() and self._board.error is None else None, self._claimed.locked
+        )
 
     # for the main thread
 
@@ -218,8 +220,7 @@ class Watchdog:
 
         or_lost: nor waits for one that has ended or is silent, which the watchdog otherwise ends this rank for.
         """
-        deadline = time.monotonic() + timeout
-        pause = 0.005
+        deadline, pause = time.monotonic() + timeout, 0.005
         while time.monotonic() < deadline:
             answered = self._board.exchange(min(_ANSWER, deadline - time.monotonic()))
             if self._board.error is not None:
@@ -267,8 +268,7 @@ class Watchdog:
         """For a while, where an exception is what went wrong here, and may be uncaught."""
         if found.rank != self._rank or not self._trace:
             return False
-        if self._left_to_itself is None:
-            self._left_to_itself = time.monotonic()
+        self._left_to_itself = self._left_to_itself or time.monotonic()
         return time.monotonic() - self._left_to_itself < _OWN_WORDS
 
     def _compose(self) -> Record:
