@@ -5,10 +5,10 @@ Forward, loss and backward on one GPU, with random weights, in bfloat16 or under
 
 First each model is compiled under each backend in a process and with caches of its own, all side by side: *cold*.  The
 same processes are then started again from these caches, both backends of a few models side by side: *warm*, the median
-of three starts.  Both have torch.compile itself in them, and so the backend's imports.  At last
-one process a model compares losses and memory, and measures once it has the GPU alone.  *Kernels of a training step* is
-the sum of their times in one profiled step: a step takes longer where the host is slower than the GPU, which depends on
-the machine and on what else it does.
+of three starts.  Both have torch.compile itself in them, and so the backend's imports, from bytecode that Python has
+written at the cold start, as it does for a user.  At last one process a model compares losses and memory, and measures
+once it has the GPU alone.  *Kernels of a training step* is the sum of their times in one profiled step: a step takes
+longer where the host is slower than the GPU, which depends on the machine and on what else it does.
 
 A step is right where its losses over 20 steps of gradient descent are no farther from Inductor's than twice what
 eager torch's are, or one rounding of bfloat16.  Without random numbers all three see the same; dropout's masks are the
@@ -121,6 +121,7 @@ def _all_steps(
 def _start(what: str, name: str, gpu: int, layers: int | None, caches: Path, *rest: str) -> _Process:
     folders = {key: str(caches / key) for key in CACHES}
     env = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "1", **os.environ, **folders}
+    env |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(caches.parent / "bytecode")}
     caches.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "benchmarks.model_steps", what, name, *rest, "--gpu", str(gpu)]
     command += ["--layers", str(layers)] if layers else []

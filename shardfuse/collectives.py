@@ -17,19 +17,20 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
-from typing import Any, cast
+from typing import Any, ParamSpec, cast
 
 import torch
 import torch.distributed as dist
 
 from .codegen.collective_moves import all_reduced, exchanged, gathered, scattered
-from .errors import CollectiveArgumentError
+from .errors import CollectiveArgumentError, NotInitializedError
 from .executor import collective_calls
 from .executor.collective_arguments import check_dim, check_op, expected_dim, with_extent
 from .executor.plain_arguments import waited, warn_of_collective
 from .executor.rank_reduction import Reduction
+from .executor.refusals import note_refusal
 from .executor.symmetric_collectives import result_by_kernel, turn_for
 from .mesh.calls import FAILED_RUN, Call
 from .mesh.groups import Team, default_group
@@ -45,6 +46,7 @@ _TRACER = "torch.fx.experimental.proxy_tensor"
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _functorch: Any = _core._functorch
 _Call = Callable[..., torch.Tensor]
+P = ParamSpec("P")
 _left_alone: dict[_Call, _Call] = {}  # of two calls
 
 
@@ -101,6 +103,23 @@ def all_to_all(
     return _all_to_all(x, split_dim, concat_dim, group)
 
 
+def _refusals_noted(call: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
+    """A call with arguments that do not fit is noted as one that this rank leaves out, where its group is known."""
+
+    @functools.wraps(call)
+    def noted(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
+        try:
+            return call(*args, **kwargs)
+        except CollectiveArgumentError as error:
+            group = next((g for g in (*args, *kwargs.values()) if isinstance(g, dist.ProcessGroup)), None)
+            with suppress(KeyError, NotInitializedError):  # of a group that was destroyed, or where there is none
+                note_refusal(dist.get_process_group_ranks(group or default_group()), error)
+            raise
+
+    return noted
+
+
+@_refusals_noted
 def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None, op: Reduction) -> torch.Tensor:
     x = _with_values("all_reduce", x)
     check_op("all_reduce", op, x.dtype)
@@ -110,6 +129,7 @@ def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None, op: Reduction)
         return collective_calls.all_reduce(x.detach(), op, team) if found is None else found
 
 
+@_refusals_noted
 def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, op: Reduction) -> torch.Tensor:
     x = _with_values("reduce_scatter", x)
     dim = _checked_dim("reduce_scatter", "dim", dim, x)
@@ -126,6 +146,7 @@ def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, 
         return collective_calls.reduce_scatter(x.detach(), dim, op, team, sizes)
 
 
+@_refusals_noted
 def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
     x = _with_values("all_gather", x)
     dim = _checked_dim("all_gather", "dim", dim, x)
@@ -136,6 +157,7 @@ def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> t
         return collective_calls.all_gather(x.detach(), dim, team) if found is None else found
 
 
+@_refusals_noted
 def _all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
     x = _with_values("all_to_all", x)
     split, concat = (

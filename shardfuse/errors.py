@@ -6,11 +6,13 @@ about the caller's program; a bug in shardfuse itself is an `AssertionError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from .base_error import ArgumentError as ArgumentError
 from .base_error import ShardfuseError as ShardfuseError
 from .base_error import shown
+from .call_errors import CallLeftOutError as CallLeftOutError
+from .call_errors import ProgramMismatchError as ProgramMismatchError
 from .kernel_errors import KernelCompileError as KernelCompileError
 from .kernel_errors import KernelLaunchError as KernelLaunchError
 from .kernel_errors import NoKernelsError as NoKernelsError
@@ -320,41 +322,6 @@ class PromiseError(ShardfuseError):
 
 
 # --- programs of several ranks -----------------------------------------------------------------------------
-
-
-class ProgramMismatchError(ShardfuseError):
-    """The ranks of a mesh came to run different programs. ``texts``: what each rank has, by rank.
-
-    ``place``: which of their calls it is, where it is not the first of this program.
-    """
-
-    def __init__(self, texts: Mapping[int, str], place: str = "") -> None:
-        lines = {rank: text.splitlines() for rank, text in texts.items()}
-        longest = max(map(len, lines.values()))
-        column = [{rank: _line(own, k) for rank, own in lines.items()} for k in range(longest)]
-        at = next((k for k in range(longest) if len(set(column[k].values())) > 1), 0)
-        found: dict[str, list[int]] = {}
-        for rank, line in column[at].items():
-            found.setdefault(line, []).append(rank)
-        have = "; ".join(f"{_rank_names(ranks)} {line}" for line, ranks in found.items())
-        is_size = any(": unsharded [" in line for line in found)
-        advice = "; where their shards differ in size, say of what: by sizes= of execute(), unsharded= of a module of "
-        advice = f"{advice}shardfuse.nn, or a DTensor" if is_size else ""
-        super().__init__(
-            f"{f'at {place} ' if place else ''}the ranks do not run the same program, line {at + 1} is the first that "
-            f"differs: {have}. Give every rank "
-            f"of the mesh the same definition, dtypes, unsharded sizes, mesh and options, in the same order{advice}"
-        )
-        self.ranks = tuple(tuple(ranks) for ranks in found.values())
-        self.line = at + 1
-
-
-def _line(lines: Sequence[str], k: int) -> str:
-    return f"`{lines[k].strip()}`" if k < len(lines) else "nothing more"
-
-
-def _rank_names(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
 
 
 class IndexRangeError(ShardfuseError, IndexError):

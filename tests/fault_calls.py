@@ -52,10 +52,40 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
             gather_differently(is_guilty=is_guilty)
         case "refused_draw":
             draw_after_a_refusal(is_guilty=is_guilty)
+        case "refused_rows" | "refused_module" | "refused_reduce":
+            go_on_after_a_refusal(difference, is_guilty=is_guilty)
         case "reduce_scatter_next" | "op_next":
             reduce_differently(difference, is_guilty=is_guilty)
         case _:
             call_other_rows(difference, is_guilty=is_guilty)
+
+
+def go_on_after_a_refusal(difference: str, *, is_guilty: bool) -> None:
+    """A loop in which the guilty rank has a batch that does not fit, catches that, and goes on with the next one.
+
+    Each of its later calls would meet the other rank's of the batch before, and all would be one call short at the end.
+    """
+    import torch
+
+    from shardfuse import DeviceMesh, Shard, ShardfuseError, collectives
+    from shardfuse.nn import RMSNorm
+
+    fd, norm = program("exp"), RMSNorm(8, mesh=DeviceMesh([0, 1]), input=Shard(-1), elementwise_affine=False)
+    for step in range(100):
+        is_bad = is_guilty and step == 3
+        if is_bad:
+            print(f"fault {time.time()}", flush=True)
+        try:
+            match difference:
+                case "refused_rows":
+                    fd.execute([torch.full((8, 5 if is_bad else 4), float(step))])
+                case "refused_module":
+                    norm(torch.full((2, 3 if is_bad else 4), float(step)))
+                case _:
+                    collectives.all_reduce(torch.ones(4), op="mean" if is_bad else "sum")  # pyright: ignore[reportArgumentType]
+        except ShardfuseError as error:
+            print(f"step {step} is left out: {error}", flush=True)
+        time.sleep(0.2)
 
 
 def call_other_rows(difference: str, *, is_guilty: bool) -> None:

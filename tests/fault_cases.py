@@ -30,7 +30,7 @@ STAGES = ("initialize", "first", "making", "collective", "between", "exit")
 FAULTS = ("kill", "stop", "raise", "exit", "_exit", "fork", "fork_raise")
 DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next", "step_next")
 DIFFERENCES += ("quiet", "quiet_of_three", "slow", "reduce_scatter_next", "op_next", "refused_draw", "longer_cached")
-DIFFERENCES += ("summands_next", "failed_clip", "refused_clip")
+DIFFERENCES += ("summands_next", "failed_clip", "refused_clip", "refused_rows", "refused_module", "refused_reduce")
 CASES = [(stage, fault, who) for stage in STAGES for fault in FAULTS for who in (0, 1)]
 CASES += [("calls", difference, 1) for difference in DIFFERENCES]
 HEARTBEAT = 4.0
@@ -95,7 +95,13 @@ class Outcome:
         if self.case[1] == "slow":
             return [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 0]
         found = [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 1]
-        failed = r"at call 2 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2`; rank 1 has `\(the run "
+        failed = (
+            r"at call 2 of .* rank 1 left out the run of the call before, which failed, and went on, where rank 0 made "
+            r"shardfuse.optim: all_reduce of .*, norm_type 2: "
+        )
+        refused = (
+            r"at call 4 of ranks \[0, 1\] rank 1 left out a call that was refused: {}.*, where rank 0 made {}.*: since "
+        )
         both = {
             "one_more": [r"rank 1 left before collective 4 of ranks \[0, 1\]", "this rank left before collective 4 "],
             "another_next": [
@@ -106,6 +112,11 @@ class Outcome:
             ],
             "failed_clip": [failed],
             "refused_clip": [failed],
+            "refused_rows": [refused.format("InputError: input 0, T0", r"a fusion of exp, sum over \[16, 4\], of ")],
+            "refused_module": [refused.format("ModuleInputError: RMSNorm", r"a fusion of .* over \[2, 8\], of ")],
+            "refused_reduce": [
+                refused.format("CollectiveArgumentError: .*all_reduce", "shardfuse.collectives: all_reduce of ")
+            ],
             "summands_next": [
                 r"at call 3 of .*: rank 0 has `shardfuse.optim: gradient 0 of the mesh, \[4\] torch.float32, from "
                 r"\(Partial.*\) to \(Replicate.*\)`; rank 1 has `shardfuse.optim: gradient 1 of the mesh, "

@@ -16,18 +16,19 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 from torch.distributed import HashStore
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, collectives
+from shardfuse.errors import CallLeftOutError, PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor import agreement
 from shardfuse.executor.turns import Turn, turn_here
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import process
 from shardfuse.mesh.board import Board, Record
-from shardfuse.mesh.calls import FAILED_RUN, Call, Ledger, Ledgers, Told
+from shardfuse.mesh.calls import FAILED_RUN, Call, Ledger, Ledgers, Told, refused_call
 from shardfuse.mesh.collective_waits import CollectiveWait
 from shardfuse.mesh.rendezvous import ProcessIdentity
+from shardfuse.nn import RMSNorm
 from shardfuse.rank_errors import ThreadsError
 
 PROGRAMS = [Call.of(f"program {k}\nT0: unsharded [{k}, 4]") for k in range(5)]
@@ -523,7 +524,82 @@ def test_a_rank_that_fails_and_goes_on_with_the_next_run_is_found() -> None:
             ranks.look(rank)
     assert set(ranks.errors) == set(TEAM)
     assert all("call 3 of ranks [0, 1, 2]" in str(error) for error in ranks.errors.values())
-    assert all("has failed on this rank" in str(error) for error in ranks.errors.values())
+    assert all("rank 1 left out the run of the call before" in str(error) for error in ranks.errors.values())
+
+
+@pytest.mark.parametrize("refusing", [(1,), TEAM])
+def test_a_rank_that_refuses_a_call_alone_and_goes_on_is_found(refusing: Sequence[int]) -> None:
+    """Ranks that all refuse it, each for a reason of its own, are in step."""
+    ranks, (step, *_) = Ranks(), PROGRAMS
+    for rank in TEAM:
+        for turn in range(3):
+            is_refused = turn == 1 and rank in refusing
+            ranks.call(rank, refused_call(f"InputError of rank {rank}") if is_refused else step)
+    ranks.look_all()
+    assert set(ranks.errors) == (set(TEAM) if refusing == (1,) else set())
+    for error in ranks.errors.values():
+        assert isinstance(error, CallLeftOutError)
+        said = "at call 2 of ranks [0, 1, 2] rank 1 left out a call that was refused: InputError of rank 1, and went on"
+        assert str(error).startswith(said)
+
+
+def test_ranks_that_have_sent_nothing_refuse_what_they_like() -> None:
+    """Of programs that send nothing no call is noted, and whoever leaves one out is in nobody's way."""
+    ranks, (step, *_) = Ranks(), PROGRAMS
+    ranks.call(1, refused_call("InputError"))
+    ranks.look_all()
+    assert not ranks.errors
+    for rank in TEAM:
+        ranks.call(rank, step)
+    ranks.look_all()
+    assert set(ranks.errors) == set(TEAM), "who has left out a call sends that of the next one"
+
+
+REFUSALS: dict[str, Callable[[FusionDefinition], object]] = {
+    "shape": lambda fd: fd.execute([torch.ones(5, 4)]),
+    "dtype": lambda fd: fd.execute([torch.ones(2, 4).half()]),
+    "count": lambda fd: fd.execute([]),
+    "layout": lambda fd: fd.execute([torch.ones(2, 4).to_sparse()]),
+    "device": lambda fd: fd.execute([torch.ones(2, 4)], device="nothing"),
+    "placement": lambda fd: fd.execute([mesh_tensor(Replicate())]),
+    "partial": lambda fd: fd.execute([mesh_tensor(Partial())]),
+    "collective": lambda fd: collectives.all_reduce(torch.ones(4), op="mean"),  # pyright: ignore[reportArgumentType]
+    "module": lambda fd: RMSNorm(4, mesh=DeviceMesh([0, 1]), input=Shard(-1))(torch.ones(2, 3)),
+}
+
+
+def mesh_tensor(placement: Any) -> torch.Tensor:
+    mesh = DeviceMesh([0, 1]).to_torch("cpu")
+    return DTensor.from_local(torch.ones(2, 4), mesh, [placement], run_check=False)
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_a_call_that_is_refused_is_noted_once(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its place among the calls that are made; a plan that is asked for is no call."""
+    guards = [Guard(rank) for rank in range(2)]
+    monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
+
+    def run(rank: int, size: int) -> list[str]:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4, 4])
+            fd.add_output(fd.ops.sum(x, [0]))
+            x.set_device_mesh(DeviceMesh([0, 1]))
+            x.outer_split(0, 2)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        ledger = process.ledger_of((0, 1))
+        assert ledger is not None
+        for _ in range(2):
+            fd.execute([torch.ones(2, 4)])
+            with pytest.raises(ShardfuseError):
+                REFUSALS[what](fd)
+        with pytest.raises(ShardfuseError):
+            fd.explain([torch.ones(5, 4)])
+        with pytest.raises(ShardfuseError):
+            fd.explain([mesh_tensor(Replicate())])
+        fd.execute([torch.ones(2, 4)])
+        return ["left out" if call.text.startswith("a call that was refused") else "made" for call in ledger.calls]
+
+    assert run_ranks(2, run) == [["made", "left out", "made", "left out", "made"]] * 2
 
 
 @pytest.mark.parametrize("what", ["nothing", "a seed", "digests", "pieces"])

@@ -23,14 +23,14 @@ import json
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import cast
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 
-from ..config import VERSION, read_settings
+from ..config import read_settings
 from ..errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from ..mesh.calls import Call, Ledger
 from ..mesh.groups import current_rank, default_group, default_store, default_timeout, world_size
@@ -40,34 +40,11 @@ from ..rank_errors import RanksLateError, WaitingCircleError
 from .circles import Wait, find_circle
 from .comparison import OK, Comparison, Made, Told, digest
 from .failures import Failure, Failures, sentence_of
-from .options import CompileOptions
+from .refusals import note_refusal
 
 _QUIET = 0.2  # seconds of waiting before a rank says where it waits
 SHORTEST, LONGEST = 20e-6, 0.05  # seconds between two looks into the store
 _CALLS_COMPARED = 5.0  # seconds in which the watchdog tells of a call that differs, by its number
-
-
-def describe(
-    script: str,
-    sizes: Mapping[str, Sequence[int]],
-    numbers: Mapping[str, object],
-    options: CompileOptions,
-    device: torch.device,
-) -> str:
-    """What all ranks must have alike, a fact a line.
-
-    ``sizes``: the unsharded shape of each input by name; ``numbers``: the scalar inputs that shapes depend on.
-    """
-    head = [
-        f"shardfuse {VERSION}, torch {torch.__version__}",
-        f"device: {device.type}",
-        f"options: backend={options.backend}, interpret={options.interpret}, strict={options.strict}, "
-        f"autotune={options.autotune}, ranks_per_node={options.ranks_per_node}, "
-        f"check_replicas={options.check_replicas}, exchange={options.exchange}",
-        *(f"{name}: unsharded {list(shape)}" for name, shape in sizes.items()),
-        *(f"{name} = {value!r}" for name, value in numbers.items()),
-    ]
-    return "\n".join([*head, *script.splitlines()])
 
 
 @contextmanager
@@ -85,31 +62,56 @@ def agreed(ranks: Sequence[int], text: str, call: str | None = None) -> Generato
     except Exception as error:
         if side is not None and not is_forked():
             note_failure(error)
-            if side.compare(Comparison(tuple(ranks), text, tuple(made), call), error) is None:
-                side.tell_failure(error, ranks)
+            try:
+                if side.compare(Comparison(tuple(ranks), text, tuple(made), call), error) is None:
+                    side.tell_failure(error, ranks)
+            finally:
+                note_refusal(ranks, error)
         raise
     if side is not None:
         check_is_a_rank(f"a fusion over ranks {list(ranks)} was called")
-        made.most = side.compare(Comparison(tuple(ranks), text, tuple(made), call, number=made.number), None)
+        try:
+            made.most = side.compare(Comparison(tuple(ranks), text, tuple(made), call, number=made.number), None)
+        except Exception as error:  # ranks that call alike all end this call, each by an error of its own
+            note_refusal(ranks, error)
+            raise
 
 
-def agree(ranks: Sequence[int], text: str) -> None:
-    """`agreed` before an exchange of sizes."""
-    with agreed(ranks, text) as made:
+def agree(ranks: Sequence[int], text: str, call: str | None = None) -> None:
+    """`agreed` before an exchange of sizes.  ``call``: as there."""
+    with agreed(ranks, text, call) as made:
         made.append("sizes are exchanged")
 
 
 @contextmanager
-def failures_told(ranks: Sequence[int]) -> Generator[None]:
-    """Report what fails in the body to ``ranks`` that wait for it: this rank does not know yet what to compare."""
+def failures_told(ranks: Sequence[int], *, is_call: bool = True) -> Generator[None]:
+    """Report what fails in the body to ``ranks`` that wait for it: this rank does not know yet what to compare.
+
+    is_call: is it a call of their programs, in which all of them are in step?
+    """
     try:
         yield
     except Exception as error:
         side = side_of(ranks)
-        if side is not None and not is_forked():
+        if side is not None and not is_forked() and not _is_alone.get():
             note_failure(error)
             side.tell_failure(error, ranks)
+            if is_call:
+                note_refusal(ranks, error)
         raise
+
+
+@contextmanager
+def asked_alone() -> Generator[None]:
+    """In the body each rank may fail alone: no other one is told."""
+    token = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(token)
+
+
+_is_alone: ContextVar[bool] = ContextVar("is_alone", default=False)
 
 
 # By default process group, so that a new world starts from zero on every rank.

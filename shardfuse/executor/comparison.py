@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
+
+from ..config import VERSION
+from .options import CompileOptions
 
 OK = "ok"
 Told = tuple[str, str, str, int]
@@ -41,3 +47,26 @@ class Comparison:
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def describe(
+    script: str,
+    sizes: Mapping[str, Sequence[int]],
+    numbers: Mapping[str, object],
+    options: CompileOptions,
+    device: torch.device,
+) -> str:
+    """What all ranks must have alike, a fact a line.
+
+    ``sizes``: the unsharded shape of each input by name; ``numbers``: the scalar inputs that shapes depend on.
+    """
+    head = [
+        f"shardfuse {VERSION}, torch {torch.__version__}",
+        f"device: {device.type}",
+        f"options: backend={options.backend}, interpret={options.interpret}, strict={options.strict}, "
+        f"autotune={options.autotune}, ranks_per_node={options.ranks_per_node}, "
+        f"check_replicas={options.check_replicas}, exchange={options.exchange}",
+        *(f"{name}: unsharded {list(shape)}" for name, shape in sizes.items()),
+        *(f"{name} = {value!r}" for name, value in numbers.items()),
+    ]
+    return "\n".join([*head, *script.splitlines()])

@@ -42,7 +42,7 @@ def built(fusion: Fusion, call: BoundCall, plan: Plan, options: CompileOptions, 
     if options.check_replicas and len(call.ranks) > 1 and call.rank in call.ranks:
         check = ReplicaCheck(plan.fusion, call.ranks, call.bound.device)
         program = replace(program, body=check.around(program.body))
-    return Made(counted(program, call, is_sending=bool(sent_in(plan, options))), plan)
+    return Made(counted(fusion, program, call, is_sending=bool(sent_in(plan, options))), plan)
 
 
 def check_shares(

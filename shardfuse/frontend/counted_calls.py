@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ..errors import PeerLostError
+from ..executor.agreement import agree
 from ..executor.host_program import FILE, Program
+from ..ir.fusion import Fusion
 from ..mesh.calls import FAILED_RUN, Call, Ledger
 from ..mesh.process import ledger_of
 from ..rank_errors import ExchangeTimeoutError
 from .bound_call import BoundCall
+from .profiled import ops_of
 
 
-def counted(program: Program, call: BoundCall, *, is_sending: bool) -> Program:
-    """``program`` as ``call`` runs it.  is_sending: do its ranks send one another anything?"""
+def counted(fusion: Fusion, program: Program, call: BoundCall, *, is_sending: bool) -> Program:
+    """``program`` of ``fusion`` as ``call`` runs it.  is_sending: do its ranks send one another anything?"""
     ledger = ledger_of(call.ranks)
     if ledger is None:
         return program
-    known = replace(program, call=Call.of(call.text))
+    known = replace(program, call=Call.of(call.text, name_of_call(fusion, call.sizes.values())))
     if not is_sending:
         return known
     return replace(known, note=ledger.note, on_failure=partial(_tell, ledger, program.last_sending_line))
+
+
+def name_of_call(fusion: Fusion, sizes: Iterable[Sequence[int]] = ()) -> str:
+    """As an error calls it: its ops, unsharded sizes of its inputs, and the line of its first result."""
+    shapes, line = ", ".join(str(list(shape)) for shape in sizes), fusion.outputs[0].line
+    return f"a fusion of {ops_of(fusion)}{f' over {shapes}' if shapes else ''}{f', of {line}' if line else ''}"
+
+
+def agree_on_exchange_of_sizes(fusion: Fusion, ranks: Sequence[int], asked: str) -> None:
+    """Before the ranks of ``fusion`` tell one another sizes of their shards: ``asked`` is what they have alike."""
+    text = f"sizes of uneven shards are exchanged\n{asked}"
+    agree(ranks, asked, text)
+    ledger = ledger_of(ranks)
+    if ledger is not None:
+        ledger.note(Call.of(text, f"an exchange of sizes for {name_of_call(fusion)}"))
 
 
 def _tell(ledger: Ledger, last: int, error: Exception) -> None:

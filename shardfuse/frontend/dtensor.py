@@ -22,7 +22,7 @@ import torch
 from ..analysis.communication_table import Communication
 from ..compiler import Plan
 from ..errors import InputCountError, InputError, ShapeError
-from ..executor.agreement import failures_told
+from ..executor.agreement import asked_alone, failures_told
 from ..executor.binding import Argument
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
@@ -133,8 +133,9 @@ class DTensorExecutor:
         self, arguments: Sequence[Argument], sizes: Mapping[TensorView, Sequence[int]] | None
     ) -> tuple[Plan, tuple[Communication, ...]]:
         """The plan, and how pieces that torch cuts elsewhere are exchanged.  Raises what `execute` does."""
-        variant = self.variant(arguments)
-        values, said, entering = variant.local(arguments, self.by_place(sizes or {}))
+        with asked_alone():
+            variant = self.variant(arguments)
+            values, said, entering = variant.local(arguments, self.by_place(sizes or {}))
         plan = variant.cache.plan_for(values, said)
         return plan, variant.exchanges(plan, entering)
 

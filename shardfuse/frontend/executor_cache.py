@@ -14,12 +14,13 @@ import torch
 from ..allocation.global_sizes import global_sizes
 from ..compiler import Plan, compile_fusion
 from ..device import device_here
-from ..errors import EmptyFusionError, InputError, NoPlanError
-from ..executor.agreement import agree, agreed, describe, failures_told
+from ..errors import EmptyFusionError, NoPlanError
+from ..executor.agreement import agreed, failures_told
 from ..executor.autocast import no_autocast
 from ..executor.binding import Argument, bind_arguments, is_out_of, ranges_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
+from ..executor.comparison import describe
 from ..executor.compile_workers import Submit
 from ..executor.fitting import begun
 from ..executor.host_program import Program, empty_program
@@ -38,9 +39,8 @@ from ..ir.fusion import Fusion
 from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..mesh import current_rank, world_size
-from ..mesh.calls import Call
 from ..mesh.groups import world_key
-from ..mesh.process import check_is_a_rank, ledger_of
+from ..mesh.process import check_is_a_rank
 from ..passes.settle_inputs import settle_inputs
 from .argument_checks import (
     asks_other_ranks,
@@ -53,6 +53,7 @@ from .argument_checks import (
 )
 from .bound_call import BoundCall, Made, Sizes
 from .building import Kernels, builder_of, built, check_shares
+from .counted_calls import agree_on_exchange_of_sizes
 from .exchanges import agree_on_memory, plan_on, promises, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
 from .profiled import observed
@@ -129,7 +130,7 @@ class FusionExecutorCache:
             return None
         try:
             return self.programs.get(self._key(arguments, None, None))
-        except InputError:
+        except RuntimeError:
             return None  # which is said where arguments are checked
 
     @property
@@ -163,7 +164,7 @@ class FusionExecutorCache:
         self, arguments: Sequence[Argument], sizes: Sizes | None = None, device: torch.device | None = None
     ) -> Program:
         """The program for these arguments, found or made."""
-        key = self._key(arguments, sizes, device)
+        key = self._key_of_call(arguments, sizes, device)
         # what was bound by asking other ranks has another key, and is asked about again
         if (sizes or not self._asks) and (made := self.programs.get(key)) is not None:
             return self.called(made)
@@ -187,7 +188,7 @@ class FusionExecutorCache:
         """
         arguments = self._received(arguments)
         with without_graph(self.fusion, arguments), outside_transforms(), self.turn():
-            call = self._prepare(self._key(arguments, sizes, device), arguments, dict(sizes or {}), device)
+            call = self._prepare(self._key_of_call(arguments, sizes, device), arguments, dict(sizes or {}), device)
             check_can_tune(self.options, call.bound.device, tuner.timer)
             self._bind(call)
             if not call.has_part:
@@ -272,18 +273,23 @@ class FusionExecutorCache:
     def tensors(self) -> list[TensorView]:
         return [i.val for i in self.fusion.inputs if isinstance(i.val, TensorView)]
 
-    def _key(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
-        described: list[object] = [world_key(), device]
+    def _key_of_call(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
+        """As ``_key``.  Raises ``InputError``, which is reported to the other ranks."""
         try:
-            for a, taken in zip_longest(arguments, self._ranges):
-                described += (
-                    (a.shape, a.stride(), a.dtype, a.device)
-                    if isinstance(a, torch.Tensor)
-                    else (type(a), is_out_of(a, taken))
-                )
-        except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
+            return self._key(arguments, said, device)
+        except RuntimeError:
             check_layouts(self.fusion, arguments, self._team)
             raise
+
+    def _key(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
+        """Raises RuntimeError for sparse, nested and other tensors that have no strides, or no one shape."""
+        described: list[object] = [world_key(), device]
+        for a, taken in zip_longest(arguments, self._ranges):
+            described += (
+                (a.shape, a.stride(), a.dtype, a.device)
+                if isinstance(a, torch.Tensor)
+                else (type(a), is_out_of(a, taken))
+            )
         described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
         described += are_unwritable(arguments, self._written) if self._written else ()
         if said:
@@ -319,11 +325,7 @@ class FusionExecutorCache:
         if unknown and rank not in ranks and is_all_on_meshes(self.fusion):
             return BoundCall(key, bound, {}, {}, rank, ranks, "", has_part=False)
         if unknown:  # the exchange is a collective: all have to come to the same one
-            asked = self._description({}, bound.device)
-            agree(ranks, asked)
-            ledger = ledger_of(ranks)
-            if ledger is not None:
-                ledger.note(Call.of(asked))
+            agree_on_exchange_of_sizes(self.fusion, ranks, self._description({}, bound.device))
         for u in unknown:
             mesh = u.tv.domain.mesh
             assert mesh is not None, "only a sharded axis is asked about"

@@ -57,9 +57,7 @@ def observed(run: Callable[..., R], fusion: Fusion) -> Callable[..., R]:
 
 def name_of(fusion: Fusion, arguments: Sequence[Argument]) -> str:
     """The ops of ``fusion``, and the shape of the largest tensor among its arguments, on this rank."""
-    text = _named.get(fusion)
-    if text is None:
-        text = _named[fusion] = _ops_of(fusion)
+    text = ops_of(fusion)
     shapes = [a.shape for a in arguments if isinstance(a, torch.Tensor)]
     return f"shardfuse: {text} {list(max(shapes, key=torch.Size.numel))}" if shapes else f"shardfuse: {text}"
 
@@ -69,8 +67,15 @@ def counted(ops: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{n} {name}" if n > 1 else name for name, n in ops)
 
 
-def _ops_of(fusion: Fusion) -> str:
+def ops_of(fusion: Fusion) -> str:
     """Those that compute, in the order in which the definition has them."""
+    text = _named.get(fusion)
+    if text is None:
+        text = _named[fusion] = _ops_of(fusion)
+    return text
+
+
+def _ops_of(fusion: Fusion) -> str:
     telling = [r.op.name for r in fusion.records if not isinstance(r.op, _SILENT)]
     found = Counter(telling or [r.op.name for r in fusion.records])
     kinds = list(found.items())

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from shardfuse.errors import ProgramMismatchError
+from shardfuse.errors import CallLeftOutError, ProgramMismatchError
 
 _CHAIN = 1 << 15
 """Calls back to which a rank can compare with one that is behind it."""
@@ -38,21 +38,33 @@ _BITS = (1 << 62) - 1
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A program as its team knows it.  ``text``: what its ranks have alike; ``digest``: of the text, 62 bits."""
+    """A program as its team knows it.
+
+    text: what its ranks have alike; digest: of the text, 62 bits.
+    name: what an error calls it, and the caller's line that it is from, where that is known.
+    """
 
     text: str
     digest: int
+    name: str = ""
 
     @classmethod
-    def of(cls, text: str) -> Call:
-        return cls(text, int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") & _BITS)
+    def of(cls, text: str, name: str = "") -> Call:
+        return cls(text, int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") & _BITS, name)
 
 
 NO_CALL = Call("", 0)
 """Of a program that is not compared."""
-FAILED_RUN = Call.of("(the run of the program before has failed on this rank, which has gone on without it)")
+FAILED_RUN = Call.of("the run of the call before, which failed")
 """What follows a call whose run has failed.  The other ranks' runs of it wait for this one, or take what it sends in
 its next call for what it has not sent: they have to know."""
+_REFUSED = Call.of("a call that was refused").digest
+_LEFT_OUT = FAILED_RUN.digest, _REFUSED
+
+
+def refused_call(reason: str) -> Call:
+    """In the place of a call that this rank has refused.  Equal on ranks that have all refused it, whatever for."""
+    return Call(f"a call that was refused: {reason}", _REFUSED)
 
 
 class Told(NamedTuple):
@@ -128,6 +140,8 @@ class Ledger:
         """Move what was called since into the record; what there is to tell now.  The watchdog's thread alone does."""
         waits = self.waits
         new = len(self.calls)
+        if self._count == 0 and all(call.digest == _REFUSED for call in self.calls[:new]):
+            new = 0  # ranks that have sent one another nothing may leave out what they like
         for call in self.calls[:new]:
             before = self._chain[-1] if self._chain else 0
             self._chain.append(_linked(before, call.digest))
@@ -162,20 +176,28 @@ class Ledger:
     def tail(self, *coming: Call) -> str:
         """The latest calls, for the other ranks to read.  ``coming``: what would be called after them."""
         calls = [*self._tail, *coming]
-        texts = {str(call.digest): call.text for call in calls}
+        texts = {str(call.digest): (call.text, call.name) for call in calls}
         return json.dumps([self._count - len(self._tail) + 1, [call.digest for call in calls], texts])
 
 
 def first_difference(ranks: Sequence[int], tails: Mapping[int, str]) -> ProgramMismatchError | None:
     """The first call at which the ranks' programs differ; None where what they published does not show one."""
-    calls: dict[int, dict[int, str]] = {}
+    calls: dict[int, dict[int, Call]] = {}
     for rank, tail in tails.items():
-        first, digests, texts = cast("tuple[int, list[int], dict[str, str]]", json.loads(tail))
+        first, digests, texts = cast("tuple[int, list[int], dict[str, tuple[str, str]]]", json.loads(tail))
         for k, digest in enumerate(digests):
-            calls.setdefault(first + k, {})[rank] = texts[str(digest)]
+            text, name = texts[str(digest)]
+            calls.setdefault(first + k, {})[rank] = Call(text, digest, name)
     for number in sorted(calls):
-        if len(set(calls[number].values())) > 1:
-            return ProgramMismatchError(dict(sorted(calls[number].items())), f"call {number} of ranks {list(ranks)}")
+        made = dict(sorted(calls[number].items()))
+        if len({call.digest for call in made.values()}) > 1:
+            place = f"call {number} of ranks {list(ranks)}"
+            names = {rank: call.name or call.text.partition("\n")[0] for rank, call in made.items()}
+            left_out = {rank: names[rank] for rank, call in made.items() if call.digest in _LEFT_OUT}
+            if left_out:
+                others = {rank: name for rank, name in names.items() if rank not in left_out}
+                return CallLeftOutError(left_out, others, place)
+            return ProgramMismatchError({rank: call.text for rank, call in made.items()}, place, names)
     return None
 
 

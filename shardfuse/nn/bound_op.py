@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..executor.agreement import failures_told
 from ..executor.aliasing import apart
 from ..executor.plain_arguments import all_waited
 from ..executor.uncompiled import uncompiled
@@ -51,9 +52,13 @@ class _Fused(torch.autograd.Function):
         kept: Any = ctx
         call: tuple[BoundOp, FusionTimer | None, Watched, int] = kept.call
         bound, timer, watched, count = call
-        if watched:
-            check_unchanged(watched)
-        saved, order = kept.saved_tensors, bound.op.order
+        try:
+            if watched:
+                check_unchanged(watched)
+            saved, order = kept.saved_tensors, bound.op.order
+        except Exception:
+            with failures_told(bound.op.team):
+                raise
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
                 made = bound.gradients(timer, gradients, saved)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from ..frontend import FusionDefinition
+from ..frontend.argument_checks import ranks_of
 from ..frontend.detection import has_dtensor
 from ..frontend.profiled import profiler
 from ..mesh import DeviceMesh
@@ -64,6 +65,11 @@ class FusedOp:
     @cached_property
     def fusions(self) -> tuple[FusionDefinition, ...]:
         return (self.forward,) if self.backward is None else (self.forward, self.backward)
+
+    @property
+    def team(self) -> tuple[int, ...]:
+        """The ranks that run its fusions together, ascending."""
+        return tuple(sorted({rank for fd in self.fusions for rank in ranks_of(fd.fusion)}))
 
     @cached_property
     def shapes(self) -> OutputShapes:

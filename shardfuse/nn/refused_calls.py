@@ -21,6 +21,7 @@ from ..errors import (
     ShardfuseError,
 )
 from ..executor.agreement import failures_told
+from ..executor.refusals import is_noted, mark_noted
 from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
 from .transforms import check_not_traced
@@ -185,6 +186,8 @@ def refuse(module: FusedModule, error: Exception, tensors: Sequence[object], nam
     if not isinstance(found, ShardfuseError):
         return
     found.at(module.made_at)
+    if is_noted(error):
+        mark_noted(found)
     if isinstance(found, ModuleInputError | PlacementError):
         with failures_told(() if module.mesh is None else module.mesh.ranks):
             raise found from (error.__cause__ if found is error else None)
