@@ -19,6 +19,7 @@ SOURCES = {
     "base_error.py": "Arguments",
     "start_errors.py": "Start of the ranks",
     "rank_errors.py": "Ranks that wait for each other",
+    "call_errors.py": "Ranks whose calls differ",
     "errors.py": "Definitions, meshes and runs",
     "kernel_errors.py": "Kernels",
     "module_errors.py": "Modules",
@@ -89,9 +90,11 @@ ADVICE = {
     "PeerLostError": "Read the output of the rank that is named: its error is the cause.",
     "PlacementError": "One placement for each dimension of the mesh; `Partial()` only where the module takes summands.",
     "PortInUseError": "Choose another `MASTER_PORT`, or end the program that has it.",
+    "CallLeftOutError": "Let the exception of a call end its rank, or have all ranks agree to leave the call out. "
+    "See [Debug a hang](howto/debug_a_hang.md).",
     "ProgramMismatchError": "Make the definition, the dtypes and sizes of tensors, and the order of calls the same on "
-    "every rank; tensors have other numbers in the definition of a module whose input has another dtype. Where a "
-    "run has failed on one rank, let its exception end that rank. See [Debug a hang](howto/debug_a_hang.md).",
+    "every rank; tensors have other numbers in the definition of a module whose input has another dtype. "
+    "See [Debug a hang](howto/debug_a_hang.md).",
     "PromiseError": "Do what the message says; [Keep the same bits](howto/keep_bits.md) lists what is refused.",
     "PromotionError": "Cast one operand with `fd.ops.cast`.",
     "RankNotInMeshError": "Make modules and ask for shards on the ranks of the mesh alone.",
@@ -167,6 +170,8 @@ def message_of(error: ast.ClassDef) -> str:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"), args=[text]):
                 return joined(text).split("\n")[0].replace("`", "'")
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="ShardfuseError"), attr="__init__"), args=[_, text]):
+                return joined(text).split("\n")[0].replace("`", "'")  # of one that is another's subclass
             case _:
                 pass
     raise SystemExit(f"troubleshooting.py: {error.name} has no sentence")

@@ -24,10 +24,12 @@ class ProgramMismatchError(ShardfuseError):
         is_first_line = at == 0 and len(called) > 1  # of calls of other kinds, whose lines have nothing in common
         shown = {f"`{name}`": ranks for name, ranks in called.items()} if is_first_line else found
         where = "" if is_first_line else f", line {at + 1} is the first that differs"
-        more = "" if is_first_line or not called else f" Called there: {_each(called, 'by')}."
+        have = _each(shown, "has", "have")
+        if called and not is_first_line:
+            have += f". Called there: {_each(called, 'by')}"
+        advice = _advice(list(lines.values()), list(found))
         super().__init__(
-            f"{f'at {place} ' if place else ''}the ranks do not run the same program{where}: "
-            f"{_each(shown, 'has', 'have')}.{more} {_advice(list(lines.values()), list(found))}"
+            f"{f'at {place} ' if place else ''}the ranks do not run the same program{where}: {have}. {advice}"
         )
         self.ranks = tuple(tuple(ranks) for ranks in found.values())
         self.line = at + 1
@@ -43,9 +45,9 @@ class CallLeftOutError(ProgramMismatchError):
         ShardfuseError.__init__(
             self,
             f"at {place} {_each(_alike(left_out), 'left out', 'left out')}, and went on, where "
-            f"{_each(_alike(made), 'made', 'made')}: since then, what they have called last may have been paired with "
-            "what the others had called before, and results may mix both. Have the error of such a call end its rank, "
-            "or have all ranks agree to leave the call out",
+            f"{_each(_alike(made), 'made', 'made')}. Each later call may have met the other ranks' call before it, so "
+            "that results mix both. Have the error of such a call end its rank, or have all ranks agree to leave the "
+            "call out",
         )
         self.ranks = tuple(sorted(left_out)), tuple(sorted(made))
         self.line = 1

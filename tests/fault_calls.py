@@ -66,8 +66,10 @@ def go_on_after_a_refusal(difference: str, *, is_guilty: bool) -> None:
     Each of its later calls would meet the other rank's of the batch before, and all would be one call short at the end.
     """
     import torch
+    from torch.distributed.tensor import Shard
 
-    from shardfuse import DeviceMesh, Shard, ShardfuseError, collectives
+    from shardfuse import DeviceMesh, collectives
+    from shardfuse.errors import ShardfuseError
     from shardfuse.nn import RMSNorm
 
     fd, norm = program("exp"), RMSNorm(8, mesh=DeviceMesh([0, 1]), input=Shard(-1), elementwise_affine=False)
