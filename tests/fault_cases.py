@@ -100,8 +100,8 @@ class Outcome:
             r"shardfuse.optim: all_reduce of .*, norm_type 2\. "
         )
         refused = (
-            r"at call 4 of ranks \[0, 1\] rank 1 left out a call that was refused: {}.*, and went on, where rank 0 made "
-            r"{}.*\. Each later call may have met the other ranks' call before it"
+            r"at call 4 of ranks \[0, 1\] rank 1 left out a call that was refused: {}.*, and went on, where rank 0 "
+            r"made {}.*\. Each later call may have met the other ranks' call before it"
         )
         both = {
             "one_more": [r"rank 1 left before collective 4 of ranks \[0, 1\]", "this rank left before collective 4 "],
