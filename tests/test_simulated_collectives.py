@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.testing._internal.distributed import multi_threaded_pg
 
 import shardfuse
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType, collectives, nn, simulate
-from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
+from shardfuse.errors import CallLeftOutError, ModuleInputError, PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.rank_errors import CollectivesDifferError
 
 
@@ -28,8 +29,8 @@ def total(mesh: DeviceMesh, factor: float) -> FusionDefinition:
     return fd
 
 
-def errors_of(size: int, run: Callable[[int, DeviceMesh], object]) -> list[ShardfuseError]:
-    """What each rank raises in ``run(rank, mesh)``."""
+def errors_of(size: int, run: Callable[[int, DeviceMesh], object], found: int | None = None) -> list[ShardfuseError]:
+    """What each rank raises in ``run(rank, mesh)``.  found: how many do; left out, all."""
 
     def caught() -> ShardfuseError | None:
         rank = shardfuse.initialize().rank
@@ -39,9 +40,10 @@ def errors_of(size: int, run: Callable[[int, DeviceMesh], object]) -> list[Shard
             return error
         return None
 
-    found = [error for error in simulate(caught, size, timeout=60) if error is not None]
-    assert len(found) == size, f"{size - len(found)} ranks have raised nothing"
-    return found
+    errors = [error for error in simulate(caught, size, timeout=60) if error is not None]
+    expected = size if found is None else found
+    assert len(errors) == expected, f"{len(errors)} ranks have raised"
+    return errors
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -83,6 +85,26 @@ def test_modules_that_ran_before_and_are_called_in_another_order() -> None:
     for error in errors_of(2, run):
         assert isinstance(error, ProgramMismatchError)
         assert "at call 7 of ranks [0, 1]" in str(error)
+
+
+def test_a_batch_that_one_rank_alone_refuses_and_leaves_out() -> None:
+    """No result mixes its next batch with this one of the others; where all leave it out, nothing differs."""
+
+    def run(rank: int, mesh: DeviceMesh, refusing: tuple[int, ...]) -> None:
+        norm = nn.RMSNorm(4, mesh=mesh, input=Shard(-1), elementwise_affine=False)
+        for batch in range(4):
+            try:
+                norm(torch.full((2, 3 if batch == 1 and rank in refusing else 2), 1.0 + batch))
+            except ModuleInputError:
+                assert (batch, rank in refusing) == (1, True)
+
+    assert errors_of(2, partial(run, refusing=(0, 1)), found=0) == []
+    for error in errors_of(2, partial(run, refusing=(1,))):
+        assert isinstance(error, CallLeftOutError)
+        said = (
+            "at call 2 of ranks [0, 1] rank 1 left out a call that was refused: ModuleInputError: RMSNorm: x has shape"
+        )
+        assert str(error).startswith(said)
 
 
 def test_a_collective_of_some_ranks_of_a_program() -> None:
