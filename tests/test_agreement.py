@@ -15,7 +15,7 @@ from ranks import run_ranks
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import InputError, PeerLostError, ProgramMismatchError, ShardfuseError
-from shardfuse.executor import agreement, nccl
+from shardfuse.executor import agreement, comparison, nccl
 from shardfuse.executor.binding import Bound
 from shardfuse.executor.options import CompileOptions
 from shardfuse.frontend import exchanges, executor_cache
@@ -311,7 +311,7 @@ def test_what_decides_what_is_sent_is_compared(fact: str, monkeypatch: pytest.Mo
                 case "version" | "torch":
                     name = "VERSION" if fact == "version" else "torch.__version__"
                     with monkeypatch.context() as patch:
-                        patch.setattr(f"shardfuse.executor.agreement.{name}", "0.0.9")
+                        patch.setattr(f"shardfuse.executor.comparison.{name}", "0.0.9")
                         return describe(script, sizes, numbers, options, device)
                 case "ranks_per_node":
                     options = replace(options, ranks_per_node=3)
@@ -377,13 +377,13 @@ def test_numbers_that_shapes_are_made_of() -> None:
 def test_what_chooses_a_plan_is_compared() -> None:
     """Ranks that count other neighbours as of their host would choose another chain of collectives."""
     cpu, options = torch.device("cpu"), CompileOptions()
-    text = agreement.describe("", {"T0": (2, 3)}, {"S0": 4}, options, cpu)
+    text = comparison.describe("", {"T0": (2, 3)}, {"S0": 4}, options, cpu)
     for other in (
-        agreement.describe("", {"T0": (2, 4)}, {"S0": 4}, options, cpu),
-        agreement.describe("", {"T0": (2, 3)}, {"S0": 5}, options, cpu),
-        agreement.describe("", {"T0": (2, 3)}, {"S0": 4}, replace(options, ranks_per_node=4), cpu),
-        agreement.describe("", {"T0": (2, 3)}, {"S0": 4}, replace(options, backend="torch"), cpu),
-        agreement.describe("T1 = fd.ops.neg(T0)", {"T0": (2, 3)}, {"S0": 4}, options, cpu),
+        comparison.describe("", {"T0": (2, 4)}, {"S0": 4}, options, cpu),
+        comparison.describe("", {"T0": (2, 3)}, {"S0": 5}, options, cpu),
+        comparison.describe("", {"T0": (2, 3)}, {"S0": 4}, replace(options, ranks_per_node=4), cpu),
+        comparison.describe("", {"T0": (2, 3)}, {"S0": 4}, replace(options, backend="torch"), cpu),
+        comparison.describe("T1 = fd.ops.neg(T0)", {"T0": (2, 3)}, {"S0": 4}, options, cpu),
     ):
         assert other != text
 
