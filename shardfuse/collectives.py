@@ -103,23 +103,30 @@ def all_to_all(
     return _all_to_all(x, split_dim, concat_dim, group)
 
 
-def _refusals_noted(call: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
-    """A call with arguments that do not fit is noted as one that this rank leaves out, where its group is known."""
+def _refusals_noted(place: int) -> Callable[[Callable[P, torch.Tensor]], Callable[P, torch.Tensor]]:
+    """A call with arguments that do not fit is noted as one that this rank leaves out, where its group is known.
 
-    @functools.wraps(call)
-    def noted(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
-        try:
-            return call(*args, **kwargs)
-        except CollectiveArgumentError as error:
-            group = next((g for g in (*args, *kwargs.values()) if isinstance(g, dist.ProcessGroup)), None)
-            with suppress(KeyError, NotInitializedError):  # of a group that was destroyed, or where there is none
-                note_refusal(dist.get_process_group_ranks(group or default_group()), error)
-            raise
+    place: of the group, among the arguments.
+    """
 
-    return noted
+    def of(call: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
+        @functools.wraps(call)
+        def noted(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
+            try:
+                return call(*args, **kwargs)
+            except CollectiveArgumentError as error:
+                group = args[place]
+                with suppress(KeyError, NotInitializedError):  # of a group that was destroyed, or where there is none
+                    if group is None or isinstance(group, dist.ProcessGroup):
+                        note_refusal(dist.get_process_group_ranks(group or default_group()), error)
+                raise
+
+        return noted
+
+    return of
 
 
-@_refusals_noted
+@_refusals_noted(1)
 def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None, op: Reduction) -> torch.Tensor:
     x = _with_values("all_reduce", x)
     check_op("all_reduce", op, x.dtype)
@@ -129,7 +136,7 @@ def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None, op: Reduction)
         return collective_calls.all_reduce(x.detach(), op, team) if found is None else found
 
 
-@_refusals_noted
+@_refusals_noted(2)
 def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, op: Reduction) -> torch.Tensor:
     x = _with_values("reduce_scatter", x)
     dim = _checked_dim("reduce_scatter", "dim", dim, x)
@@ -146,7 +153,7 @@ def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, 
         return collective_calls.reduce_scatter(x.detach(), dim, op, team, sizes)
 
 
-@_refusals_noted
+@_refusals_noted(2)
 def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
     x = _with_values("all_gather", x)
     dim = _checked_dim("all_gather", "dim", dim, x)
@@ -157,7 +164,7 @@ def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> t
         return collective_calls.all_gather(x.detach(), dim, team) if found is None else found
 
 
-@_refusals_noted
+@_refusals_noted(3)
 def _all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
     x = _with_values("all_to_all", x)
     split, concat = (

@@ -52,7 +52,7 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
             gather_differently(is_guilty=is_guilty)
         case "refused_draw":
             draw_after_a_refusal(is_guilty=is_guilty)
-        case "refused_rows" | "refused_module" | "refused_reduce":
+        case "refused_rows" | "refused_module" | "refused_reduce" | "other_rows":
             go_on_after_a_refusal(difference, is_guilty=is_guilty)
         case "reduce_scatter_next" | "op_next":
             reduce_differently(difference, is_guilty=is_guilty)
@@ -81,6 +81,8 @@ def go_on_after_a_refusal(difference: str, *, is_guilty: bool) -> None:
             match difference:
                 case "refused_rows":
                     fd.execute([torch.full((8, 5 if is_bad else 4), float(step))])
+                case "other_rows":  # which fit, and are another program
+                    fd.execute([torch.full((7 if is_bad else 8, 4), float(step))])
                 case "refused_module":
                     norm(torch.full((2, 3 if is_bad else 4), float(step)))
                 case _:

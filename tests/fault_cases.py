@@ -31,6 +31,7 @@ FAULTS = ("kill", "stop", "raise", "exit", "_exit", "fork", "fork_raise")
 DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next", "step_next")
 DIFFERENCES += ("quiet", "quiet_of_three", "slow", "reduce_scatter_next", "op_next", "refused_draw", "longer_cached")
 DIFFERENCES += ("summands_next", "failed_clip", "refused_clip", "refused_rows", "refused_module", "refused_reduce")
+DIFFERENCES += ("other_rows",)
 CASES = [(stage, fault, who) for stage in STAGES for fault in FAULTS for who in (0, 1)]
 CASES += [("calls", difference, 1) for difference in DIFFERENCES]
 HEARTBEAT = 4.0
@@ -115,6 +116,9 @@ class Outcome:
             "refused_clip": [failed],
             "refused_rows": [
                 refused.format("InputError: Expected input 0, T0", r"a fusion of exp, sum over \[16, 4\], of ")
+            ],
+            "other_rows": [
+                refused.format("ProgramMismatchError: at call 4 of", r"a fusion of exp, sum over \[16, 4\]")
             ],
             "refused_module": [refused.format("ModuleInputError: RMSNorm", r"a fusion of .* over \[2, 8\]")],
             "refused_reduce": [

@@ -19,7 +19,15 @@ from torch.distributed import HashStore
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, collectives
-from shardfuse.errors import CallLeftOutError, PeerLostError, ProgramMismatchError, ShardfuseError
+from shardfuse.errors import (
+    CallLeftOutError,
+    CollectiveArgumentError,
+    InputError,
+    ModuleInputError,
+    PeerLostError,
+    ProgramMismatchError,
+    ShardfuseError,
+)
 from shardfuse.executor import agreement
 from shardfuse.executor.turns import Turn, turn_here
 from shardfuse.ir.tensor_view import TensorView
@@ -566,6 +574,54 @@ REFUSALS: dict[str, Callable[[FusionDefinition], object]] = {
     "collective": lambda fd: collectives.all_reduce(torch.ones(4), op="mean"),  # pyright: ignore[reportArgumentType]
     "module": lambda fd: RMSNorm(4, mesh=DeviceMesh([0, 1]), input=Shard(-1))(torch.ones(2, 3)),
 }
+
+
+@pytest.mark.parametrize("has_sent", [False, True])
+def test_a_refused_call_of_a_program_that_sends_nothing_is_in_nobodys_way(
+    has_sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where other programs of its ranks have sent something; and a group that a rank is not in is not all ranks'."""
+    guards = [Guard(rank) for rank in range(2)]
+    monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
+
+    def run(rank: int, size: int) -> list[str]:
+        with FusionDefinition() as quiet:
+            x = quiet.define_tensor([4, 4])
+            quiet.add_output(quiet.ops.exp(x))
+            x.set_device_mesh(DeviceMesh([0, 1]))
+            x.outer_split(0, 2)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        sums = over_ranks(size, lambda ops, x, at: ops.sum(x, [0]))
+        norm = RMSNorm(4, mesh=DeviceMesh([0, 1]), input=Shard(0), elementwise_affine=False)
+        ledger = process.ledger_of((0, 1))
+        assert ledger is not None
+        for _ in range(2):
+            quiet.execute([torch.ones(2, 4)])
+            norm(torch.ones(2, 4))
+            if has_sent:
+                sums.execute([torch.ones(2, 4), torch.tensor([0])])
+            if rank == 1:
+                with pytest.raises(InputError):
+                    quiet.execute([torch.ones(2, 5)])
+                with pytest.raises(ModuleInputError):
+                    norm(torch.ones(2, 5))
+                with pytest.raises(CollectiveArgumentError):
+                    collectives.all_reduce(torch.ones(4), cast("Any", dist.GroupMember.NON_GROUP_MEMBER))
+        return [call.text for call in ledger.calls if call.text.startswith("a call that was refused")]
+
+    assert run_ranks(2, run) == [[], []]
+
+
+def test_calls_that_a_quiet_team_refuses_are_not_kept_for_ever() -> None:
+    ledger = Ledger((0, 1))
+    for k in range(10_000):
+        ledger.note_refused(refused_call(f"InputError {k}"))
+        if k % 1000 == 0:
+            assert ledger.take_in().calls == 0
+    assert ledger.made() < 5000
+    ledger.note(PROGRAMS[0])
+    ledger.note_refused(refused_call("InputError"))
+    assert ledger.take_in().calls == ledger.made() > 4000
 
 
 def mesh_tensor(placement: Any) -> torch.Tensor:

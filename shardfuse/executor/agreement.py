@@ -40,7 +40,6 @@ from ..rank_errors import RanksLateError, WaitingCircleError
 from .circles import Wait, find_circle
 from .comparison import OK, Comparison, Made, Told, digest
 from .failures import Failure, Failures, sentence_of
-from .refusals import note_refusal
 
 _QUIET = 0.2  # seconds of waiting before a rank says where it waits
 SHORTEST, LONGEST = 20e-6, 0.05  # seconds between two looks into the store
@@ -62,19 +61,12 @@ def agreed(ranks: Sequence[int], text: str, call: str | None = None) -> Generato
     except Exception as error:
         if side is not None and not is_forked():
             note_failure(error)
-            try:
-                if side.compare(Comparison(tuple(ranks), text, tuple(made), call), error) is None:
-                    side.tell_failure(error, ranks)
-            finally:
-                note_refusal(ranks, error)
+            if side.compare(Comparison(tuple(ranks), text, tuple(made), call), error) is None:
+                side.tell_failure(error, ranks)
         raise
     if side is not None:
         check_is_a_rank(f"a fusion over ranks {list(ranks)} was called")
-        try:
-            made.most = side.compare(Comparison(tuple(ranks), text, tuple(made), call, number=made.number), None)
-        except Exception as error:  # ranks that call alike all end this call, each by an error of its own
-            note_refusal(ranks, error)
-            raise
+        made.most = side.compare(Comparison(tuple(ranks), text, tuple(made), call, number=made.number), None)
 
 
 def agree(ranks: Sequence[int], text: str, call: str | None = None) -> None:
@@ -84,11 +76,8 @@ def agree(ranks: Sequence[int], text: str, call: str | None = None) -> None:
 
 
 @contextmanager
-def failures_told(ranks: Sequence[int], *, is_call: bool = True) -> Generator[None]:
-    """Report what fails in the body to ``ranks`` that wait for it: this rank does not know yet what to compare.
-
-    is_call: is it a call of their programs, in which all of them are in step?
-    """
+def failures_told(ranks: Sequence[int]) -> Generator[None]:
+    """Report what fails in the body to ``ranks`` that wait for it: this rank does not know yet what to compare."""
     try:
         yield
     except Exception as error:
@@ -96,8 +85,6 @@ def failures_told(ranks: Sequence[int], *, is_call: bool = True) -> Generator[No
         if side is not None and not is_forked() and not _is_alone.get():
             note_failure(error)
             side.tell_failure(error, ranks)
-            if is_call:
-                note_refusal(ranks, error)
         raise
 
 

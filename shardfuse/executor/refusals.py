@@ -13,6 +13,7 @@ from typing import Final
 from ..base_error import ShardfuseError
 from ..mesh.calls import refused_call
 from ..mesh.process import is_forked, ledger_of
+from ..rank_errors import WaitingCircleError
 
 _NOTED: Final = "_shardfuse_refusal_is_noted"
 """Of an error: it may pass several places that report it."""
@@ -21,14 +22,18 @@ _LONGEST = 300
 
 
 def note_refusal(ranks: Sequence[int], error: Exception) -> None:
-    """Note that a call of a program of ``ranks`` ends by ``error`` before the program runs, once for each error."""
-    if is_noted(error) or is_forked():
+    """Note that a call of a program of ``ranks`` ends by ``error`` before the program runs, once for each error.
+
+    Also one that has waited before a first run, where others have called another program: its caller's next call would
+    meet their next one.  Not a circle of programs of several meshes, which ends another call on each rank.
+    """
+    if is_noted(error) or is_forked() or isinstance(error, WaitingCircleError):
         return
     ledger = ledger_of(tuple(sorted(ranks)))
     if ledger is not None:
         mark_noted(error)
         reason = f"{type(error).__name__}: {error}" if isinstance(error, ShardfuseError) else type(error).__name__
-        ledger.note(refused_call(reason.partition("\n")[0][:_LONGEST]))
+        ledger.note_refused(refused_call(reason.partition("\n")[0][:_LONGEST]))
 
 
 def is_noted(error: BaseException) -> bool:

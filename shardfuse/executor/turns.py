@@ -256,7 +256,7 @@ class Held:
         while not is_inside and (taken := self.turn.enter()) is not None:
             error = ThreadsError(threading.current_thread().name, taken)
             if not self.turn.forgive():
-                with failures_told(self.ranks, is_call=False):
+                with failures_told(self.ranks):
                     raise error
             if not self.turn.is_mine():
                 raise error

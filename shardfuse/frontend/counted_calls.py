@@ -6,16 +6,43 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from ..errors import PeerLostError
 from ..executor.agreement import agree
 from ..executor.host_program import FILE, Program
+from ..executor.refusals import note_refusal
 from ..ir.fusion import Fusion
 from ..mesh.calls import FAILED_RUN, Call, Ledger
 from ..mesh.process import ledger_of
 from ..rank_errors import ExchangeTimeoutError
 from .bound_call import BoundCall
 from .profiled import ops_of
+
+
+class Sending(Protocol):
+    """sends: do ranks send one another anything in the programs of a fusion?  None where none was made yet."""
+
+    sends: bool | None
+
+
+class RefusalsNoted:
+    """Around what a call of the ``ranks`` of a fusion does before its program runs: a call that ends there is noted.
+
+    Not where ranks are known to send one another nothing in its programs: nobody's next call then meets another one.
+    """
+
+    __slots__ = ("_of", "_ranks")
+
+    def __init__(self, of: Sending, ranks: Sequence[int]) -> None:
+        self._of, self._ranks = of, ranks
+
+    def __enter__(self) -> None:
+        """Nothing: every call comes by."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and self._of.sends is not False:
+            note_refusal(self._ranks, error)
 
 
 def counted(fusion: Fusion, program: Program, call: BoundCall, *, is_sending: bool) -> Program:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -40,7 +41,7 @@ from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from ..mesh.process import ledger_of
 from .argument_checks import ranks_of
-from .counted_calls import note_failed
+from .counted_calls import RefusalsNoted, note_failed
 from .detection import has_dtensor
 from .dtensor_results import Result, Results, entering_moves, leaving_moves, nothing_of
 from .executor_cache import PROGRAMS, FusionExecutorCache
@@ -58,6 +59,14 @@ if TYPE_CHECKING:
 
 VARIANTS = 64
 """Combinations of placements of which one fusion keeps a copy of its own, with its programs."""
+
+
+@dataclass
+class _Unknown:
+    sends: bool | None = None
+
+
+_UNKNOWN = _Unknown()
 
 
 class DTensorExecutor:
@@ -93,7 +102,9 @@ class DTensorExecutor:
         Raises PlacementError for placements that no sharding is, and InputError for such as the definition contradicts.
         """
         with without_graph(self.fusion, arguments):
-            variant = self.variant(arguments)
+            last = self.last_variant  # as whose call one counts that is refused before its own variant is known
+            with RefusalsNoted(last.cache, last.team) if last else RefusalsNoted(_UNKNOWN, _ranks_of(arguments)):
+                variant = self.variant(arguments)
             try:
                 with variant.cache.turn():
                     outputs = variant.run(arguments, self.by_place(sizes or {}), device)
@@ -254,8 +265,9 @@ class _Variant:
     def run(
         self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
     ) -> list[torch.Tensor | None]:
-        values, sizes, entering = self.local(arguments, said)
-        values = resolved(self.cache.fusion, values)
+        with RefusalsNoted(self.cache, self.team):
+            values, sizes, entering = self.local(arguments, said)
+            values = resolved(self.cache.fusion, values)
         program = self.cache.program(values, sizes, device)
         is_entered, is_noted = False, bool(entering) or program.note is not None
         if entering:
@@ -302,6 +314,7 @@ class _Variant:
     def note(self, program: Program) -> None:
         """Note a call around which ranks exchange pieces as one of theirs, where they send nothing within."""
         ledger = ledger_of(self.team) if program.note is None else None
+        self.cache.sends = True
         if ledger is not None:
             ledger.note(program.call)
 

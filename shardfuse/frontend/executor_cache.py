@@ -6,7 +6,6 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import zip_longest
 from threading import RLock
 
 import torch
@@ -17,7 +16,7 @@ from ..device import device_here
 from ..errors import EmptyFusionError, NoPlanError
 from ..executor.agreement import agreed, failures_told
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, bind_arguments, is_out_of, ranges_of
+from ..executor.binding import Argument, bind_arguments, ranges_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.comparison import describe
@@ -49,11 +48,12 @@ from .argument_checks import (
     check_layouts,
     check_meshes,
     is_all_on_meshes,
+    layouts_of,
     ranks_of,
 )
 from .bound_call import BoundCall, Made, Sizes
 from .building import Kernels, builder_of, built, check_shares
-from .counted_calls import agree_on_exchange_of_sizes
+from .counted_calls import RefusalsNoted, agree_on_exchange_of_sizes
 from .exchanges import agree_on_memory, plan_on, promises, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
 from .profiled import observed
@@ -92,6 +92,8 @@ class FusionExecutorCache:
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
         self._team = ranks_of(fusion)
+        self.sends: bool | None = None
+        """Do ranks send one another anything in its programs?  None where none was made yet."""
         self._turn: tuple[Hashable, AbstractContextManager[None]] | None = None
         forgotten_in_forks(self)
 
@@ -164,12 +166,13 @@ class FusionExecutorCache:
         self, arguments: Sequence[Argument], sizes: Sizes | None = None, device: torch.device | None = None
     ) -> Program:
         """The program for these arguments, found or made."""
-        key = self._key_of_call(arguments, sizes, device)
-        # what was bound by asking other ranks has another key, and is asked about again
-        if (sizes or not self._asks) and (made := self.programs.get(key)) is not None:
-            return self.called(made)
-        with _making if len(self._team) < 2 else nullcontext():
-            made = self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
+        with RefusalsNoted(self, self._team):
+            key = self._key_of_call(arguments, sizes, device)
+            # what was bound by asking other ranks has another key, and is asked about again
+            made = self.programs.get(key) if sizes or not self._asks else None
+            if made is None:
+                with _making if len(self._team) < 2 else nullcontext():
+                    made = self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
         return self.called(made)
 
     def called(self, made: Made) -> Program:
@@ -202,11 +205,11 @@ class FusionExecutorCache:
 
     def begin_compiling(self, arguments: Sequence[Argument], submit: Submit) -> None:
         """Plan for arguments like these, and have other processes compile the kernels.  Of one rank's tensors."""
-        call = self._prepare(self._key(arguments, None, None), arguments, {}, None)
+        call = self._prepare(self._key_of_call(arguments, None, None), arguments, {}, None)
         builder_of(self.fusion, call, self._plan_of(call), self.options, {}, fit=partial(begun, submit=submit))
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
-        return self.programs.get(self._key(arguments, None, None)) is not None
+        return self.programs.get(self._key_of_call(arguments, None, None)) is not None
 
     def plan(
         self, sizes: Sizes, numbers: Mapping[Scalar, Number] | None = None, device: torch.device | None = None
@@ -283,13 +286,7 @@ class FusionExecutorCache:
 
     def _key(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
         """Raises RuntimeError for sparse, nested and other tensors that have no strides, or no one shape."""
-        described: list[object] = [world_key(), device]
-        for a, taken in zip_longest(arguments, self._ranges):
-            described += (
-                (a.shape, a.stride(), a.dtype, a.device)
-                if isinstance(a, torch.Tensor)
-                else (type(a), is_out_of(a, taken))
-            )
+        described = [world_key(), device, *layouts_of(arguments, self._ranges)]
         described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
         described += are_unwritable(arguments, self._written) if self._written else ()
         if said:
@@ -300,7 +297,7 @@ class FusionExecutorCache:
         """Raises ``InputError``, which is reported to the other ranks."""
         if are_taken_as_they_are(arguments):
             return arguments
-        with failures_told(self._team):
+        with failures_told(self._team), RefusalsNoted(self, self._team):
             return received(self.fusion, arguments)
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number], device: torch.device | None) -> Hashable:
@@ -360,6 +357,7 @@ class FusionExecutorCache:
             assert made.plan is not None, "this rank has a part of it"
             promised += promises(made.plan, call)
         self.programs.put(call.key, made)
+        self.sends = bool(self.sends) or made.program.note is not None
         self.last_made = made
         return made
 

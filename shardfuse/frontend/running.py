@@ -22,6 +22,7 @@ from ..ir.scalar import Number
 from ..ir.tensor_view import TensorView
 from ..ops.host import python_number
 from .argument_checks import ranks_of
+from .counted_calls import RefusalsNoted
 from .detection import has_dtensor
 from .repeat import Repeated, SameCall
 from .repro import described, repro_script, reproduced
@@ -70,6 +71,11 @@ class Running:
         said = [i.val.domain if isinstance(i.val, TensorView) else None for i in self.fusion.inputs]
         self._dtensors = DTensorExecutor(self.fusion, said, self._options)
         self._fec = FusionExecutorCache(self.fusion, self._options)
+
+    @property
+    def sends(self) -> bool | None:
+        """Do ranks send one another anything in its programs of plain tensors?  None where none was made yet."""
+        return None if self._fec is None else self._fec.sends
 
     @property
     def _last(self) -> FusionExecutorCache:
@@ -153,7 +159,7 @@ class Running:
             self._described = [described(v) for v in inputs]
         fec, home = self.fec, None
         if sizes or device is not None:
-            with failures_told(ranks_of(self.fusion)):
+            with failures_told(team := ranks_of(self.fusion)), RefusalsNoted(fec, team):
                 home = _device(device)
                 self._check_sizes(sizes)
         assert self._dtensors is not None, "made with the executor"

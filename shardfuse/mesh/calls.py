@@ -52,6 +52,11 @@ class Call:
     def of(cls, text: str, name: str = "") -> Call:
         return cls(text, int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") & _BITS, name)
 
+    @property
+    def shown(self) -> str:
+        """What an error calls it; nothing of a program without a name."""
+        return self.name or ("" if "\n" in self.text else self.text)
+
 
 NO_CALL = Call("", 0)
 """Of a program that is not compared."""
@@ -113,6 +118,14 @@ class Ledger:
         self.calls.append(call)
         self.latest[0] = call
 
+    def note_refused(self, call: Call) -> None:
+        """This rank leaves a call out.  Of a team that has sent nothing, not all that are left out are kept."""
+        if not (self._count == 0 and len(self.calls) >= _TAIL and self._has_sent_nothing()):
+            self.note(call)
+
+    def _has_sent_nothing(self) -> bool:
+        return self._count == 0 and all(call.digest == _REFUSED for call in self.calls)
+
     def made(self) -> int:
         """How many calls this rank has made by now."""
         with self._moving:
@@ -139,9 +152,9 @@ class Ledger:
     def take_in(self) -> Told:
         """Move what was called since into the record; what there is to tell now.  The watchdog's thread alone does."""
         waits = self.waits
+        # Ranks that have sent one another nothing may leave out what they like.
         new = len(self.calls)
-        if self._count == 0 and all(call.digest == _REFUSED for call in self.calls[:new]):
-            new = 0  # ranks that have sent one another nothing may leave out what they like
+        new = 0 if self._has_sent_nothing() else new
         for call in self.calls[:new]:
             before = self._chain[-1] if self._chain else 0
             self._chain.append(_linked(before, call.digest))
@@ -192,12 +205,13 @@ def first_difference(ranks: Sequence[int], tails: Mapping[int, str]) -> ProgramM
         made = dict(sorted(calls[number].items()))
         if len({call.digest for call in made.values()}) > 1:
             place = f"call {number} of ranks {list(ranks)}"
-            names = {rank: call.name or call.text.partition("\n")[0] for rank, call in made.items()}
+            names = {rank: call.shown for rank, call in made.items()}
             left_out = {rank: names[rank] for rank, call in made.items() if call.digest in _LEFT_OUT}
             if left_out:
-                others = {rank: name for rank, name in names.items() if rank not in left_out}
+                others = {rank: name or "another call" for rank, name in names.items() if rank not in left_out}
                 return CallLeftOutError(left_out, others, place)
-            return ProgramMismatchError({rank: call.text for rank, call in made.items()}, place, names)
+            texts = {rank: call.text for rank, call in made.items()}
+            return ProgramMismatchError(texts, place, names if all(names.values()) else None)
     return None
 
 

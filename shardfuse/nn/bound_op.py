@@ -10,6 +10,7 @@ import torch
 from ..executor.agreement import failures_told
 from ..executor.aliasing import apart
 from ..executor.plain_arguments import all_waited
+from ..executor.refusals import note_refusal
 from ..executor.uncompiled import uncompiled
 from .fusion_run import FusionRun, Known, with_leading
 from .saved_versions import Watched, check_unchanged, watch
@@ -56,7 +57,9 @@ class _Fused(torch.autograd.Function):
             if watched:
                 check_unchanged(watched)
             saved, order = kept.saved_tensors, bound.op.order
-        except Exception:
+        except Exception as error:
+            if any(fd.sends is not False for fd in bound.op.fusions):
+                note_refusal(bound.op.team, error)
             with failures_told(bound.op.team):
                 raise
         if torch.is_grad_enabled():  # create_graph=True

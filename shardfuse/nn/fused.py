@@ -262,6 +262,10 @@ class FusedModule(Checks, PromisingModule):
             bound = kept[key] = self._bind(tensors, unsharded, shaping)
         return bound
 
+    def bound_fusions(self) -> list[FusionDefinition]:
+        """Those that its calls so far have run, or their backwards run."""
+        return [fd for bound in self._bound.values() if bound is not None for fd in bound.op.fusions]
+
     def as_op(
         self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
     ) -> Sequence[torch.Tensor]:

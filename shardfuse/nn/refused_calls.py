@@ -13,17 +13,23 @@ from ..arguments import misfit
 from ..errors import (
     ArgumentError,
     DefinitionError,
+    InputCountError,
     InputError,
     ModuleArgumentError,
     ModuleInputError,
+    PeerLostError,
     PlacementError,
+    ProgramMismatchError,
     PromiseError,
+    ShapeError,
     ShardfuseError,
+    ShardingError,
 )
 from ..executor.agreement import failures_told
-from ..executor.refusals import is_noted, mark_noted
+from ..executor.refusals import is_noted, mark_noted, note_refusal
 from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
+from ..rank_errors import RanksLateError
 from .transforms import check_not_traced
 
 if TYPE_CHECKING:
@@ -34,6 +40,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_BEFORE_A_RUN = (
+    InputCountError, InputError, ModuleInputError, PeerLostError, PlacementError, ProgramMismatchError,
+    RanksLateError, ShapeError, ShardingError,
+)  # fmt: skip
+"""Errors of a call that has run nothing."""
 Why = Callable[..., ShardfuseError | None]
 """Of the arguments of a call that torch has refused: what does not fit, where that is known."""
 
@@ -166,6 +177,21 @@ def _of_place(module: FusedModule, given: Mapping[str, torch.Tensor]) -> ModuleI
     return None
 
 
+def _note(module: FusedModule, error: Exception, found: ShardfuseError, tensors: Sequence[object]) -> None:
+    """Note a call of the module that is left out, by ``found`` in place of ``error``, on ranks that may send anything.
+
+    Where its forward sends nothing, its backward may: a batch that is left out has none.
+    """
+    if is_noted(error):
+        mark_noted(found)
+    elif module.mesh is not None and isinstance(found, _BEFORE_A_RUN):
+        known = [fd.sends for fd in module.bound_fusions()]
+        given = (*(t for t in tensors if isinstance(t, torch.Tensor)), *module.parameters())
+        is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+        if True in known or False not in known or (is_recorded and None in known):
+            note_refusal(module.mesh.ranks, found)
+
+
 @uncompiled
 def refuse(module: FusedModule, error: Exception, tensors: Sequence[object], named: Mapping[str, object]) -> None:
     """Raise what the call of the module ends by; return where that is ``error`` as it is, which may be anybody's.
@@ -186,8 +212,7 @@ def refuse(module: FusedModule, error: Exception, tensors: Sequence[object], nam
     if not isinstance(found, ShardfuseError):
         return
     found.at(module.made_at)
-    if is_noted(error):
-        mark_noted(found)
+    _note(module, error, found, tensors)
     if isinstance(found, ModuleInputError | PlacementError):
         with failures_told(() if module.mesh is None else module.mesh.ranks):
             raise found from (error.__cause__ if found is error else None)
