@@ -117,9 +117,7 @@ class Outcome:
             "refused_rows": [
                 refused.format("InputError: Expected input 0, T0", r"a fusion of exp, sum over \[16, 4\], of ")
             ],
-            "other_rows": [
-                refused.format("ProgramMismatchError: at call 4 of", r"a fusion of exp, sum over \[16, 4\]")
-            ],
+            "other_rows": [refused.format("ProgramMismatchError: at call 4 of", "a fusion of exp, sum")],
             "refused_module": [refused.format("ModuleInputError: RMSNorm", r"a fusion of .* over \[2, 8\]")],
             "refused_reduce": [
                 refused.format("CollectiveArgumentError: .*all_reduce", "shardfuse.collectives: all_reduce of ")

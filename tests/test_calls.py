@@ -580,7 +580,7 @@ REFUSALS: dict[str, Callable[[FusionDefinition], object]] = {
 def test_a_refused_call_of_a_program_that_sends_nothing_is_in_nobodys_way(
     has_sent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where other programs of its ranks have sent something; and a group that a rank is not in is not all ranks'."""
+    """Also where other programs of its ranks have sent something; a group of other ranks is not that of all."""
     guards = [Guard(rank) for rank in range(2)]
     monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
 

@@ -10,10 +10,12 @@ from torch import Tensor
 from shardfuse.errors import CollectiveArgumentError
 from shardfuse.mesh.groups import Team, current_rank
 
+_ADVICE = "pass one of these; a mean is the sum divided by the number of ranks"
+
 
 def check_op(kind: str, op: str, dtype: torch.dtype) -> None:
     if op not in ("sum", "prod", "max", "min", "any", "all"):
-        raise CollectiveArgumentError(kind, "op", repr(op), "sum, prod, max, min, any or all")
+        raise CollectiveArgumentError(kind, "op", repr(op), "sum, prod, max, min, any or all", _ADVICE)
     if op in ("any", "all") and dtype != torch.bool:
         raise CollectiveArgumentError(kind, "op", f"{op!r} of {dtype}", "any and all of torch.bool")
     if op in ("max", "min") and dtype.is_complex:
