@@ -26,7 +26,7 @@ class ProgramMismatchError(ShardfuseError):
         where = "" if is_first_line else f", line {at + 1} is the first that differs"
         have = _each(shown, "has", "have")
         if called and not is_first_line:
-            have += f". Called there: {_each(called, 'by')}"
+            have += f". Called there: {'; '.join(f'{name} by {_ranks(ranks)}' for name, ranks in called.items())}"
         advice = _advice(list(lines.values()), list(found))
         super().__init__(
             f"{f'at {place} ' if place else ''}the ranks do not run the same program{where}: {have}. {advice}"
@@ -44,10 +44,9 @@ class CallLeftOutError(ProgramMismatchError):
     def __init__(self, left_out: Mapping[int, str], made: Mapping[int, str], place: str) -> None:
         ShardfuseError.__init__(
             self,
-            f"at {place} {_each(_alike(left_out), 'left out', 'left out')}, and went on, where "
-            f"{_each(_alike(made), 'made', 'made')}. Each later call may have met the other ranks' call before it, so "
-            "that results mix both. Have the error of such a call end its rank, or have all ranks agree to leave the "
-            "call out",
+            f"at {place} {_each(_alike(left_out), 'left out')}, and went on, where {_each(_alike(made), 'called')}. "
+            "Each later call may have met the other ranks' call before it, so that results mix both. Have the error of "
+            "such a call end its rank, or have all ranks agree to leave the call out",
         )
         self.ranks = tuple(sorted(left_out)), tuple(sorted(made))
         self.line = 1
@@ -61,10 +60,10 @@ def _alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
     return found
 
 
-def _each(found: Mapping[str, Sequence[int]], one: str, several: str = "") -> str:
-    if not several:
-        return "; ".join(f"{text} by {_ranks(ranks)}" for text, ranks in found.items())
-    return "; ".join(f"{_ranks(ranks)} {one if len(ranks) == 1 else several} {text}" for text, ranks in found.items())
+def _each(found: Mapping[str, Sequence[int]], verb: str, plural: str | None = None) -> str:
+    """What the ranks of each text do.  ``plural``: of the verb, where that is another word."""
+    verbs = verb, plural or verb
+    return "; ".join(f"{_ranks(ranks)} {verbs[len(ranks) > 1]} {text}" for text, ranks in found.items())
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -97,12 +97,12 @@ class Outcome:
             return [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 0]
         found = [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 1]
         failed = (
-            r"at call 2 of .* rank 1 left out the run of the call before, which failed, and went on, where rank 0 made "
-            r"shardfuse.optim: all_reduce of .*, norm_type 2\. "
+            r"at call 2 of .* rank 1 left out the run of the call before, which failed, and went on, where rank 0 "
+            r"called shardfuse.optim: all_reduce of .*, norm_type 2\. "
         )
         refused = (
             r"at call 4 of ranks \[0, 1\] rank 1 left out a call that was refused: {}.*, and went on, where rank 0 "
-            r"made {}.*\. Each later call may have met the other ranks' call before it"
+            r"called {}.*\. Each later call may have met the other ranks' call before it"
         )
         both = {
             "one_more": [r"rank 1 left before collective 4 of ranks \[0, 1\]", "this rank left before collective 4 "],
@@ -115,7 +115,7 @@ class Outcome:
             "failed_clip": [failed],
             "refused_clip": [failed],
             "refused_rows": [
-                refused.format("InputError: Expected input 0, T0", r"a fusion of exp, sum over \[16, 4\], of ")
+                refused.format("InputError: Expected input 0, T0", r"a fusion of exp, sum over \[16, 4\], defined at ")
             ],
             "other_rows": [refused.format("ProgramMismatchError: at call 4 of", "a fusion of exp, sum")],
             "refused_module": [refused.format("ModuleInputError: RMSNorm", r"a fusion of .* over \[2, 8\]")],

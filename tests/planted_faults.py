@@ -131,14 +131,14 @@ FAULTS = (
     Fault(
         "a call that is refused is not noted",
         "shardfuse/frontend/counted_calls.py",
-        "if isinstance(error, Exception) and self._of.sends is not False:",
+        "if isinstance(error, Exception) and (self._of is None or self._of.sends is not False):",
         "if False:",
         ("tests/test_calls.py", "-k", "refused_is_noted_once"),
     ),
     Fault(
         "a refused call of a program that sends nothing is noted",
         "shardfuse/frontend/counted_calls.py",
-        "if isinstance(error, Exception) and self._of.sends is not False:",
+        "if isinstance(error, Exception) and (self._of is None or self._of.sends is not False):",
         "if isinstance(error, Exception):",
         ("tests/test_calls.py", "-k", "sends_nothing"),
     ),

@@ -552,7 +552,7 @@ def test_a_rank_that_refuses_a_call_alone_and_goes_on_is_found(refusing: Sequenc
 
 
 def test_ranks_that_have_sent_nothing_refuse_what_they_like() -> None:
-    """Of programs that send nothing no call is noted, and whoever leaves one out is in nobody's way."""
+    """Of programs that send nothing no call is noted, and one that is left out changes no result."""
     ranks, (step, *_) = Ranks(), PROGRAMS
     ranks.call(1, refused_call("InputError"))
     ranks.look_all()
@@ -577,7 +577,7 @@ REFUSALS: dict[str, Callable[[FusionDefinition], object]] = {
 
 
 @pytest.mark.parametrize("has_sent", [False, True])
-def test_a_refused_call_of_a_program_that_sends_nothing_is_in_nobodys_way(
+def test_a_refused_call_of_a_program_that_sends_nothing_is_not_noted(
     has_sent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where other programs of its ranks have sent something; a group of other ranks is not that of all."""

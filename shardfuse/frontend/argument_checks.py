@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
-from typing import Any
 
 import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
 from ..errors import DefinitionError, InputError
 from ..executor.agreement import failures_told
-from ..executor.binding import Argument, is_out_of
+from ..executor.binding import Argument
 from ..ir.caller_lines import lines_named
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import world_size
-
-
-def layouts_of(arguments: Sequence[Argument], ranges: Sequence[Any]) -> list[object]:
-    """What matters about arguments to find a program by.
-
-    Raises RuntimeError for sparse, nested and other tensors that have no strides, or no one shape.
-    """
-    found: list[object] = []
-    for a, taken in zip_longest(arguments, ranges):
-        found += (
-            (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else (type(a), is_out_of(a, taken))
-        )
-    return found
 
 
 def check_layouts(fusion: Fusion, arguments: Sequence[Argument], ranks: Sequence[int]) -> None:

@@ -23,25 +23,28 @@ from .profiled import ops_of
 class Sending(Protocol):
     """sends: do ranks send one another anything in the programs of a fusion?  None where none was made yet."""
 
-    sends: bool | None
+    @property
+    def sends(self) -> bool | None: ...
 
 
 class RefusalsNoted:
     """Around what a call of the ``ranks`` of a fusion does before its program runs: a call that ends there is noted.
 
-    Not where ranks are known to send one another nothing in its programs: nobody's next call then meets another one.
+    Not where ranks are known to send one another nothing in its programs: no later call then meets another rank's.
+    It is noted behind what is reported to ranks that wait (``failures_told``), which says how many calls came before.
+    of: what knows whether they do; ``None`` where nothing is known of them.
     """
 
     __slots__ = ("_of", "_ranks")
 
-    def __init__(self, of: Sending, ranks: Sequence[int]) -> None:
+    def __init__(self, of: Sending | None, ranks: Sequence[int]) -> None:
         self._of, self._ranks = of, ranks
 
     def __enter__(self) -> None:
         """Nothing: every call comes by."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception) and self._of.sends is not False:
+        if isinstance(error, Exception) and (self._of is None or self._of.sends is not False):
             note_refusal(self._ranks, error)
 
 
@@ -59,7 +62,7 @@ def counted(fusion: Fusion, program: Program, call: BoundCall, *, is_sending: bo
 def name_of_call(fusion: Fusion, sizes: Iterable[Sequence[int]] = ()) -> str:
     """As an error calls it: its ops, unsharded sizes of its inputs, and the line of its first result."""
     shapes, line = ", ".join(str(list(shape)) for shape in sizes), fusion.outputs[0].line
-    return f"a fusion of {ops_of(fusion)}{f' over {shapes}' if shapes else ''}{f', of {line}' if line else ''}"
+    return f"a fusion of {ops_of(fusion)}{f' over {shapes}' if shapes else ''}{f', defined at {line}' if line else ''}"
 
 
 def agree_on_exchange_of_sizes(fusion: Fusion, ranks: Sequence[int], asked: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -61,14 +60,6 @@ VARIANTS = 64
 """Combinations of placements of which one fusion keeps a copy of its own, with its programs."""
 
 
-@dataclass
-class _Unknown:
-    sends: bool | None = None
-
-
-_UNKNOWN = _Unknown()
-
-
 class DTensorExecutor:
     """Runs a fusion on DTensors.  ``said``: the domains that the definition gave its inputs, by place."""
 
@@ -103,7 +94,7 @@ class DTensorExecutor:
         """
         with without_graph(self.fusion, arguments):
             last = self.last_variant  # as whose call one counts that is refused before its own variant is known
-            with RefusalsNoted(last.cache, last.team) if last else RefusalsNoted(_UNKNOWN, _ranks_of(arguments)):
+            with RefusalsNoted(last.cache, last.team) if last else RefusalsNoted(None, _ranks_of(arguments)):
                 variant = self.variant(arguments)
             try:
                 with variant.cache.turn():

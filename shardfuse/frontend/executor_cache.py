@@ -6,6 +6,7 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import zip_longest
 from threading import RLock
 
 import torch
@@ -13,10 +14,10 @@ import torch
 from ..allocation.global_sizes import global_sizes
 from ..compiler import Plan, compile_fusion
 from ..device import device_here
-from ..errors import EmptyFusionError, NoPlanError
+from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agreed, failures_told
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, bind_arguments, ranges_of
+from ..executor.binding import Argument, bind_arguments, is_out_of, ranges_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.comparison import describe
@@ -48,7 +49,6 @@ from .argument_checks import (
     check_layouts,
     check_meshes,
     is_all_on_meshes,
-    layouts_of,
     ranks_of,
 )
 from .bound_call import BoundCall, Made, Sizes
@@ -132,7 +132,7 @@ class FusionExecutorCache:
             return None
         try:
             return self.programs.get(self._key(arguments, None, None))
-        except RuntimeError:
+        except InputError:
             return None  # which is said where arguments are checked
 
     @property
@@ -167,7 +167,7 @@ class FusionExecutorCache:
     ) -> Program:
         """The program for these arguments, found or made."""
         with RefusalsNoted(self, self._team):
-            key = self._key_of_call(arguments, sizes, device)
+            key = self._key(arguments, sizes, device)
             # what was bound by asking other ranks has another key, and is asked about again
             made = self.programs.get(key) if sizes or not self._asks else None
             if made is None:
@@ -191,7 +191,7 @@ class FusionExecutorCache:
         """
         arguments = self._received(arguments)
         with without_graph(self.fusion, arguments), outside_transforms(), self.turn():
-            call = self._prepare(self._key_of_call(arguments, sizes, device), arguments, dict(sizes or {}), device)
+            call = self._prepare(self._key(arguments, sizes, device), arguments, dict(sizes or {}), device)
             check_can_tune(self.options, call.bound.device, tuner.timer)
             self._bind(call)
             if not call.has_part:
@@ -205,11 +205,11 @@ class FusionExecutorCache:
 
     def begin_compiling(self, arguments: Sequence[Argument], submit: Submit) -> None:
         """Plan for arguments like these, and have other processes compile the kernels.  Of one rank's tensors."""
-        call = self._prepare(self._key_of_call(arguments, None, None), arguments, {}, None)
+        call = self._prepare(self._key(arguments, None, None), arguments, {}, None)
         builder_of(self.fusion, call, self._plan_of(call), self.options, {}, fit=partial(begun, submit=submit))
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
-        return self.programs.get(self._key_of_call(arguments, None, None)) is not None
+        return self.programs.get(self._key(arguments, None, None)) is not None
 
     def plan(
         self, sizes: Sizes, numbers: Mapping[Scalar, Number] | None = None, device: torch.device | None = None
@@ -276,17 +276,18 @@ class FusionExecutorCache:
     def tensors(self) -> list[TensorView]:
         return [i.val for i in self.fusion.inputs if isinstance(i.val, TensorView)]
 
-    def _key_of_call(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
-        """As ``_key``.  Raises ``InputError``, which is reported to the other ranks."""
+    def _key(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
+        described: list[object] = [world_key(), device]
         try:
-            return self._key(arguments, said, device)
-        except RuntimeError:
+            for a, taken in zip_longest(arguments, self._ranges):
+                described += (
+                    (a.shape, a.stride(), a.dtype, a.device)
+                    if isinstance(a, torch.Tensor)
+                    else (type(a), is_out_of(a, taken))
+                )
+        except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
             check_layouts(self.fusion, arguments, self._team)
             raise
-
-    def _key(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
-        """Raises RuntimeError for sparse, nested and other tensors that have no strides, or no one shape."""
-        described = [world_key(), device, *layouts_of(arguments, self._ranges)]
         described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
         described += are_unwritable(arguments, self._written) if self._written else ()
         if said:
@@ -297,7 +298,7 @@ class FusionExecutorCache:
         """Raises ``InputError``, which is reported to the other ranks."""
         if are_taken_as_they_are(arguments):
             return arguments
-        with failures_told(self._team), RefusalsNoted(self, self._team):
+        with RefusalsNoted(self, self._team), failures_told(self._team):
             return received(self.fusion, arguments)
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number], device: torch.device | None) -> Hashable:

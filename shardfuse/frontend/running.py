@@ -159,7 +159,8 @@ class Running:
             self._described = [described(v) for v in inputs]
         fec, home = self.fec, None
         if sizes or device is not None:
-            with failures_told(team := ranks_of(self.fusion)), RefusalsNoted(fec, team):
+            team = ranks_of(self.fusion)
+            with RefusalsNoted(fec, team), failures_told(team):
                 home = _device(device)
                 self._check_sizes(sizes)
         assert self._dtensors is not None, "made with the executor"

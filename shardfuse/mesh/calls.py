@@ -120,7 +120,7 @@ class Ledger:
 
     def note_refused(self, call: Call) -> None:
         """This rank leaves a call out.  Of a team that has sent nothing, not all that are left out are kept."""
-        if not (self._count == 0 and len(self.calls) >= _TAIL and self._has_sent_nothing()):
+        if len(self.calls) < _TAIL or not self._has_sent_nothing():
             self.note(call)
 
     def _has_sent_nothing(self) -> bool:

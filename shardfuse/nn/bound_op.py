@@ -10,8 +10,8 @@ import torch
 from ..executor.agreement import failures_told
 from ..executor.aliasing import apart
 from ..executor.plain_arguments import all_waited
-from ..executor.refusals import note_refusal
 from ..executor.uncompiled import uncompiled
+from ..frontend.counted_calls import RefusalsNoted
 from .fusion_run import FusionRun, Known, with_leading
 from .saved_versions import Watched, check_unchanged, watch
 from .second_derivatives import Once, apply_of_c, backward_as_it_is
@@ -57,10 +57,8 @@ class _Fused(torch.autograd.Function):
             if watched:
                 check_unchanged(watched)
             saved, order = kept.saved_tensors, bound.op.order
-        except Exception as error:
-            if any(fd.sends is not False for fd in bound.op.fusions):
-                note_refusal(bound.op.team, error)
-            with failures_told(bound.op.team):
+        except Exception:
+            with RefusalsNoted(bound.op, bound.op.team), failures_told(bound.op.team):
                 raise
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():

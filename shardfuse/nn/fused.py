@@ -67,6 +67,12 @@ class FusedOp:
         return (self.forward,) if self.backward is None else (self.forward, self.backward)
 
     @property
+    def sends(self) -> bool | None:
+        """Do ranks send one another anything in its fusions?  None where that is not known yet."""
+        found = {fd.sends for fd in self.fusions}
+        return True if True in found else None if None in found else False
+
+    @property
     def team(self) -> tuple[int, ...]:
         """The ranks that run its fusions together, ascending."""
         return tuple(sorted({rank for fd in self.fusions for rank in ranks_of(fd.fusion)}))

@@ -212,7 +212,9 @@ def refuse(module: FusedModule, error: Exception, tensors: Sequence[object], nam
     if not isinstance(found, ShardfuseError):
         return
     found.at(module.made_at)
-    _note(module, error, found, tensors)
-    if isinstance(found, ModuleInputError | PlacementError):
-        with failures_told(() if module.mesh is None else module.mesh.ranks):
-            raise found from (error.__cause__ if found is error else None)
+    try:
+        if isinstance(found, ModuleInputError | PlacementError):
+            with failures_told(() if module.mesh is None else module.mesh.ranks):
+                raise found from (error.__cause__ if found is error else None)
+    finally:
+        _note(module, error, found, tensors)
