@@ -249,11 +249,13 @@ class InputError(ShardfuseError):
 
 
 class InputCountError(ShardfuseError):
-    """A fusion was given too many or too few arguments."""
+    """A fusion was given too many or too few arguments.  ``declared``: the names of its inputs."""
 
-    def __init__(self, found: int, expected: int) -> None:
+    def __init__(self, found: int, declared: Sequence[str]) -> None:
+        more = f" and {len(declared) - 6} more" if len(declared) > 6 else ""
+        names = f", {', '.join(declared[:6])}{more}" if declared else ""
         super().__init__(
-            f"the fusion was given {found} inputs, it declares {expected}: pass them in order of definition"
+            f"the fusion was given {found} inputs, it declares {len(declared)}{names}: pass them in order of definition"
         )
 
 

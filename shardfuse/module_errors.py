@@ -63,7 +63,7 @@ class TransformError(ShardfuseError):
 
 
 class ChangedBeforeBackwardError(ShardfuseError, RuntimeError):
-    """A DTensor was written between a forward and the backward that reads it; torch's own ops say it so."""
+    """A tensor was written between a forward and the backward that reads it; torch's own ops say it so."""
 
     def __init__(self, shape: tuple[int, ...], dtype: object, found: int, expected: int) -> None:
         super().__init__(

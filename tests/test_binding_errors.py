@@ -41,7 +41,7 @@ REFUSALS: dict[str, tuple[Callable[[], FusionDefinition], list[Any], str]] = {
     "too few": (
         lambda: doubled(shape=[-1]),
         [],
-        "the fusion was given 0 inputs, it declares 1: pass them in order",
+        "the fusion was given 0 inputs, it declares 1, T0: pass them in order",
     ),
     "too many": (lambda: doubled(shape=[-1]), [ones(2), ones(2)], "the fusion was given 2 inputs, it declares 1"),
     "a number for a tensor": (
@@ -119,8 +119,9 @@ def test_what_is_wrong_is_the_caller_s() -> None:
     with pytest.raises(InputError, match="Expected input 0, T0, to be an at::Tensor but got scalar 3"):
         fd.repro_script_for([3])
     for call in (fd.repro_script_for, fd.timeline, fd.execute, fd.explain):
-        with pytest.raises(InputCountError, match=r"^the fusion was given 0 inputs, it declares 1"):
+        with pytest.raises(InputCountError, match=r"^the fusion was given 0 inputs, it declares 1, T0") as counted:
             call([])
+        assert "test_binding_errors.py" in str(counted.value), "the line that declares T0"
 
 
 def test_strides_below_0() -> None:

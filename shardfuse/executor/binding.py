@@ -36,7 +36,7 @@ _INT64 = range(-(2**63), 2**63)
 def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, device: torch.device | None) -> Bound:
     """Checks kind, dtype, rank, device, static sizes and contiguity.  Raises ``InputError``, ``InputCountError``."""
     if len(arguments) != len(fusion.inputs):
-        raise InputCountError(len(arguments), len(fusion.inputs))
+        raise InputCountError(len(arguments), [declared.val.name for declared in fusion.inputs])
     tensors: dict[TensorView, torch.Tensor] = {}
     shapes: dict[TensorView, tuple[int, ...]] = {}
     written = list(fusion.aliases.values())
@@ -69,7 +69,7 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
 def check_kinds(fusion: Fusion, arguments: Sequence[object]) -> None:
     """Tensors for tensors and numbers for scalars, one each.  Raises ``InputError``, ``InputCountError``."""
     if len(arguments) != len(fusion.inputs):
-        raise InputCountError(len(arguments), len(fusion.inputs))
+        raise InputCountError(len(arguments), [declared.val.name for declared in fusion.inputs])
     for k, (declared, argument) in enumerate(zip(fusion.inputs, arguments, strict=True)):
         if isinstance(declared.val, Scalar):
             _checked_scalar(k, declared.val, argument)

@@ -144,8 +144,8 @@ class DTensorExecutor:
     def variant(self, arguments: Sequence[Argument]) -> _Variant:
         """The copy of the fusion for the placements of ``arguments``."""
         if len(arguments) != len(self.fusion.inputs):
-            with failures_told(_ranks_of(arguments)):
-                raise InputCountError(len(arguments), len(self.fusion.inputs))
+            with failures_told(_ranks_of(arguments)), lines_named(self.fusion):
+                raise InputCountError(len(arguments), [i.val.name for i in self.fusion.inputs])
         given = [self.of(k, cast("DTensor", a)) if has_dtensor((a,)) else None for k, a in enumerate(arguments)]
         key = tuple(given)
         variant = self.variants.get(key)

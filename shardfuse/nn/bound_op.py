@@ -112,6 +112,8 @@ class BoundOp:
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         names = f"shardfuse::{name}", f"shardfuse::{name} backward"
+        for fd, owner in zip(op.fusions, (self.name, f"the backward of {self.name}"), strict=False):
+            fd.fusion.owner = fd.fusion.owner or owner  # modules of one kind share a fusion
         placed = zip(op.fusions, (op.arguments, op.gradients), names, strict=False)
         # what a caller's hooks give back for saved tensors may be anything
         self.runs = tuple(
