@@ -389,3 +389,32 @@ def test_an_iota_counts_by_finite_numbers(name: str) -> None:
             fd.execute([value])
     (found,) = fd.execute([2.0])
     assert found.tolist() == ([2.0, 3.0, 4.0, 5.0] if name == "start" else [1.0, 3.0, 5.0, 7.0])
+
+
+@pytest.mark.parametrize("first", [-1, 5], ids=["symbolic", "static"])
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "alone"])
+@pytest.mark.parametrize("extents", [(5, 1), (1, 5), (5, 4)])
+def test_a_cat_repeats_no_part(extents: tuple[int, int], is_fused: bool, first: int) -> None:
+    sizes = [[2, n] for n in extents]
+    with FusionDefinition() as fd:
+        parts = [fd.define_tensor([-1, first if n == first else -1], contiguity=True) for n in extents]
+        joined = fd.ops.cat([fd.ops.neg(t) for t in parts] if is_fused else parts, 0)
+        fd.add_output(fd.ops.sum(joined, [1]) if is_fused else joined)
+    found = (
+        f"cat: found extent {extents[0]} in axis 1 of T.* and {extents[1]} in axis 1 of T.*, expected equal extents;"
+    )
+    with pytest.raises(ShapeError, match=found):
+        fd.execute([ones(*shape) for shape in sizes])
+
+
+@pytest.mark.parametrize(("op", "left", "right"), [
+    ("matmul", [3, 1], [5, 4]), ("matmul", [3, 5], [1, 4]), ("matmul", [1], [5]), ("matmul", [2, 3, 5], [2, 1, 4]),
+    ("linear", [3, 5], [4, 1]), ("linear", [3, 1], [4, 5]), ("linear", [3, 2], [4, 5]),
+])  # fmt: skip
+@pytest.mark.parametrize("is_static", [True, False])
+def test_a_product_repeats_nothing_that_it_adds_up(op: str, left: list[int], right: list[int], is_static: bool) -> None:
+    shapes = (left, right) if is_static else ([-1] * len(left), [-1] * len(right))
+    with FusionDefinition() as fd:
+        fd.add_output(getattr(fd.ops, op)(*(fd.define_tensor(shape, contiguity=True) for shape in shapes)))
+    with pytest.raises(ShapeError, match=f"^{op}: found extent .* expected equal extents; correct the sizes"):
+        fd.execute([ones(left), ones(right)])

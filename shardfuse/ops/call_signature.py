@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -31,11 +31,13 @@ class Signature:
     Axes of one name are one axis (or 1 in some of the inputs).  A name that no output has is contracted: where it is
     sharded, each rank's result is a partial sum.  A trailing ``*`` marks an axis that may not be sharded.
     ``extents``: of the names that outputs alone have; -1 where the sizes are not known yet.
+    ``alike``: names whose axes have to be of one extent, of which 1 is not repeated.
     """
 
     inputs: tuple[AxisNames, ...]
     outputs: tuple[AxisNames, ...]
     extents: Mapping[str, int] = field(default_factory=dict[str, int])
+    alike: Collection[str] = ()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def _matmul(shapes: Shapes, _: Call) -> Signature:
     left = (*batch[len(batch) - max(a - 2, 0) :], "m", "k") if a > 1 else ("k",)
     right = (*batch[len(batch) - max(b - 2, 0) :], "k", "n") if b > 1 else ("k",)
     out = (*batch, *(("m",) if a > 1 else ()), *(("n",) if b > 1 else ()))
-    return Signature((left, right), (out,))
+    return Signature((left, right), (out,), alike=("k",))
 
 
 def _linear(shapes: Shapes, _: Call) -> Signature:
@@ -37,7 +37,7 @@ def _linear(shapes: Shapes, _: Call) -> Signature:
     is_matrix = len(shapes[1]) == 2
     weight = ("n", "k") if is_matrix else ("k",)
     bias: list[AxisNames] = [("n",) if len(s) else () for s in shapes[2:]]
-    return Signature(((*rows, "k"), weight, *bias), ((*rows, "n") if is_matrix else rows,))
+    return Signature(((*rows, "k"), weight, *bias), ((*rows, "n") if is_matrix else rows,), alike=("k",))
 
 
 def _grouped_axes(a: int, b: int) -> tuple[AxisNames, AxisNames, AxisNames, AxisNames]:

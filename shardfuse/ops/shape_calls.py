@@ -102,7 +102,7 @@ def _cat(shapes: Shapes, call: Call) -> Signature:
     sizes = [s[dim] for s in shapes]
     total = sum(sizes) if min(sizes) >= 0 else UNKNOWN
     inputs = tuple(renamed(names, dim, f"c{k}*") for k in range(len(shapes)))
-    return Signature(inputs, (renamed(names, dim, "c*"),), {"c*": total})
+    return Signature(inputs, (renamed(names, dim, "c*"),), {"c*": total}, alike=names)
 
 
 def _run_cat(values: Arguments, call: Call) -> torch.Tensor:

@@ -67,7 +67,7 @@ from .aliases import settle_aliases
 from .axes_of_one import axes_of_one, check_chosen, check_sizes, check_steps
 from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
 from .scalar_values import HostScalars
-from .shared_axes import breadth, holding_again
+from .shared_axes import breadth, check_alike, holding_again
 
 
 def bind(
@@ -374,6 +374,7 @@ class _Binder:
         for k, names in enumerate(signature.inputs):
             for at, name in enumerate(names):
                 places.setdefault(name, []).append((k, at))
+        check_alike(op.name, operands, [places[name] for name in signature.alike if name in places])
         # What no output has, and may not be sharded, is never walked with the other axes: the parts of a cat.
         kept = [name for names in signature.outputs for name in names]
         apart = [name for name in places if name.endswith("*") and name not in kept]

@@ -1,9 +1,10 @@
-"""Axes that the operands of a pointwise op share: which one names the result, and which operand has one twice."""
+"""Axes that the operands of an op share: which one names the result, and which operand has one twice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from ..errors import ShapeError
 from ..ir.digits import Axis, extent, overlaps
 from ..ir.expr import BoundTensor
 
@@ -23,3 +24,14 @@ def holding_again(
 def breadth(axis: Axis) -> int:
     """Of two axes that meet the broader one names the result: 0 is a broadcast, 1 an element that ranks share out."""
     return 0 if not axis else 1 if extent(axis) == 1 else 2
+
+
+def check_alike(op: str, operands: Sequence[BoundTensor], columns: Iterable[Sequence[tuple[int, int]]]) -> None:
+    """Raise ShapeError where axes of a column (operand, axis) differ in extent: here not even 1 fits another one."""
+    for (first, at), *others in columns:
+        n = extent(operands[first].domain.logical[at])
+        for k, other in others:
+            m = extent(operands[k].domain.logical[other])
+            if m != n:
+                found = f"extent {n} in axis {at} of {operands[first]} and {m} in axis {other} of {operands[k]}"
+                raise ShapeError(op, found, "equal extents", "correct the sizes")

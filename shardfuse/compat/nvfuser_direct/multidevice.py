@@ -13,6 +13,7 @@ import torch.distributed as dist
 from shardfuse.compat.nvfuser_direct.execution import Fusion, FusionExecutorCache
 from shardfuse.compat.nvfuser_direct.execution import Sharding as Sharding
 from shardfuse.compat.nvfuser_direct.names import CommunicatorBackend
+from shardfuse.compat.nvfuser_direct.nvfuser_errors import translated
 from shardfuse.compat.nvfuser_direct.values import TensorView
 from shardfuse.config import read_launch
 from shardfuse.executor.binding import Argument
@@ -99,6 +100,7 @@ class MultiDeviceExecutor:
         return self._fec.get_most_recent_scheduled_ir() if self._fec.native.last_plan else "MultiDeviceExecutor()"
 
 
+@translated
 def shard_tensor(tensor: torch.Tensor, tv: TensorView) -> torch.Tensor:
     """This rank's piece of the unsharded ``tensor``, as the splits of ``tv`` say."""
     axes = tuple(axis_of(Root(f"i{k}", n)) for k, n in enumerate(tensor.shape))

@@ -130,13 +130,15 @@ class TensorView:
         return self
 
     @translated
-    def inner_split(self, axis: int, factor: int) -> TensorView:
-        self.native.inner_split(axis, factor)
+    def inner_split(self, axis: int, factor: int, *, uneven: bool = False) -> TensorView:
+        """``uneven``: as of ``split``."""
+        self.native.inner_split(axis, factor, uneven=uneven)
         return self
 
     @translated
-    def outer_split(self, axis: int, factor: int) -> TensorView:
-        self.native.outer_split(axis, factor)
+    def outer_split(self, axis: int, factor: int, *, uneven: bool = False) -> TensorView:
+        """``uneven``: as of ``split``."""
+        self.native.outer_split(axis, factor, uneven=uneven)
         return self
 
     @translated
