@@ -249,7 +249,10 @@ class InputError(ShardfuseError):
 
 
 class InputCountError(ShardfuseError):
-    """A fusion was given too many or too few arguments.  ``declared``: the names of its inputs."""
+    """A fusion was given too many or too few arguments.
+
+    ``declared``: the names of its inputs.
+    """
 
     def __init__(self, found: int, declared: Sequence[str]) -> None:
         more = f" and {len(declared) - 6} more" if len(declared) > 6 else ""

@@ -54,6 +54,13 @@ FAULTS = (
         "ranks",
     ),
     Fault(
+        "a cat repeats an element of a part that is shorter",
+        "shardfuse/ops/shape_calls.py",
+        ', {"c*": total}, alike=names)\n',
+        ', {"c*": total})\n',
+        ("tests/test_binding_errors.py", "-k", "cat_repeats"),
+    ),
+    Fault(
         "binding does not look at devices",
         "shardfuse/executor/binding.py",
         "    if home is not None and not val.is_cpu and tensor.device != home:\n",

@@ -67,7 +67,7 @@ from .aliases import settle_aliases
 from .axes_of_one import axes_of_one, check_chosen, check_sizes, check_steps
 from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
 from .scalar_values import HostScalars
-from .shared_axes import breadth, check_alike, holding_again
+from .shared_axes import breadth, check_alike, extents_differ, holding_again
 
 
 def bind(
@@ -233,13 +233,8 @@ class _Binder:
             if a == b:
                 continue
             if extent(a) != extent(b):
-                raise ShapeError(
-                    op,
-                    f"extent {extent(a)} in axis {at} of {operands[first]} "
-                    f"and {extent(b)} in axis {other} of {operands[k]}",
-                    "equal extents, or 1",
-                    "broadcast one of them, or correct the sizes",
-                )
+                advice = "equal extents, or 1", "broadcast one of them, or correct the sizes"
+                raise extents_differ(op, operands, (first, at), (k, other), *advice)
             # What meets a batch is one too: where it has a single row, that is repeated.
             both = [two for two in ((a, b), (b, a)) if varies(two[0]) or not varies(two[1])]
             if not any(self.rewrite(*two, cut=cut) for cut in (False, True) for two in both):

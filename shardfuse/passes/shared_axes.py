@@ -8,6 +8,9 @@ from ..errors import ShapeError
 from ..ir.digits import Axis, extent, overlaps
 from ..ir.expr import BoundTensor
 
+Place = tuple[int, int]
+"""An operand, and one of its axes."""
+
 
 def holding_again(
     found: Mapping[str, Axis], operands: Sequence[BoundTensor], columns: Mapping[str, Sequence[tuple[int, int]]]
@@ -26,12 +29,21 @@ def breadth(axis: Axis) -> int:
     return 0 if not axis else 1 if extent(axis) == 1 else 2
 
 
-def check_alike(op: str, operands: Sequence[BoundTensor], columns: Iterable[Sequence[tuple[int, int]]]) -> None:
-    """Raise ShapeError where axes of a column (operand, axis) differ in extent: here not even 1 fits another one."""
-    for (first, at), *others in columns:
-        n = extent(operands[first].domain.logical[at])
-        for k, other in others:
-            m = extent(operands[k].domain.logical[other])
-            if m != n:
-                found = f"extent {n} in axis {at} of {operands[first]} and {m} in axis {other} of {operands[k]}"
-                raise ShapeError(op, found, "equal extents", "correct the sizes")
+def check_alike(op: str, operands: Sequence[BoundTensor], columns: Iterable[Sequence[Place]]) -> None:
+    """Raise ShapeError where axes of a column differ in extent: here not even 1 fits another one."""
+    for first, *others in columns:
+        for other in others:
+            if _extent_at(operands, first) != _extent_at(operands, other):
+                raise extents_differ(op, operands, first, other, "equal extents", "correct the sizes")
+
+
+def extents_differ(
+    op: str, operands: Sequence[BoundTensor], first: Place, other: Place, expected: str, remedy: str
+) -> ShapeError:
+    """The error of two axes that cannot be one."""
+    shown = [f"{_extent_at(operands, (k, at))} in axis {at} of {operands[k]}" for k, at in (first, other)]
+    return ShapeError(op, f"extent {' and '.join(shown)}", expected, remedy)
+
+
+def _extent_at(operands: Sequence[BoundTensor], place: Place) -> int:
+    return extent(operands[place[0]].domain.logical[place[1]])
