@@ -418,3 +418,25 @@ def test_a_product_repeats_nothing_that_it_adds_up(op: str, left: list[int], rig
         fd.add_output(getattr(fd.ops, op)(*(fd.define_tensor(shape, contiguity=True) for shape in shapes)))
     with pytest.raises(ShapeError, match=f"^{op}: found extent .* expected equal extents; correct the sizes"):
         fd.execute([ones(left), ones(right)])
+
+
+GROUPED = {
+    "an offset for three matrices": ([4, 8], [3, 8, 8], [4]),
+    "an offset for three, to the left": ([3, 4, 8], [8, 4], [4]),
+    "a matrix for two offsets": ([4, 8], [1, 8, 8], [2, 4]),
+    "a matrix for two offsets, to the left": ([1, 4, 8], [8, 4], [2, 4]),
+    "a group for three": ([1, 2, 8], [3, 8, 8], [2]),
+    "rows of one element": ([4, 1], [2, 8, 8], [2, 4]),
+    "a row to add up": ([8, 1], [8, 8], [1]),
+}
+
+
+@pytest.mark.parametrize(("left", "right", "ends"), GROUPED.values(), ids=GROUPED)
+def test_a_grouped_product_repeats_no_group(left: list[int], right: list[int], ends: list[int]) -> None:
+    values = (ones(left).bfloat16(), ones(right).bfloat16(), torch.tensor(ends, dtype=torch.int32))
+    dtypes = (DataType.BFloat16, DataType.BFloat16, DataType.Int32)
+    with FusionDefinition() as fd:
+        given = [fd.define_tensor([-1] * v.ndim, contiguity=True, dtype=d) for v, d in zip(values, dtypes, strict=True)]
+        fd.add_output(fd.ops.grouped_mm(*given))
+    with pytest.raises(ShapeError, match=r"^grouped_mm: found extent .* expected equal extents; correct the sizes"):
+        fd.execute(values)

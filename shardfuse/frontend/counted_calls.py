@@ -62,13 +62,13 @@ def counted(fusion: Fusion, program: Program, call: BoundCall, *, is_sending: bo
 def name_of_call(fusion: Fusion, sizes: Iterable[Sequence[int]] = ()) -> str:
     """As an error calls it: its ops, unsharded sizes of its inputs, and the line of its first result.
 
-    In place of ops and line the module that runs it, where it is one's.
+    In place of the line the module that ran it first, where it is one's: modules of several classes may share it.
     """
     shapes, line = ", ".join(str(list(shape)) for shape in sizes), fusion.outputs[0].line
-    over = f" over {shapes}" if shapes else ""
-    if fusion.owner is not None:
-        return f"{fusion.owner}{over}"
-    return f"a fusion of {ops_of(fusion)}{over}{f', defined at {line}' if line else ''}"
+    origin = f", defined at {line}" if line else ""
+    if fusion.first_owner is not None:
+        origin = f", first run by {fusion.first_owner}"
+    return f"a fusion of {ops_of(fusion)}{f' over {shapes}' if shapes else ''}{origin}"
 
 
 def agree_on_exchange_of_sizes(fusion: Fusion, ranks: Sequence[int], asked: str) -> None:

@@ -61,8 +61,8 @@ class Fusion:
         """What computes in a narrower integer type with a scalar whose value is not known yet."""
         self.closed: str | None = None
         """Since when nothing more may be recorded."""
-        self.owner: str | None = None
-        """What runs it, where that is a module: errors about calls name it in place of the definition's line."""
+        self.first_owner: str | None = None
+        """What ran it first, where that is a module: errors about calls name it in place of the definition's line."""
         self._own: dict[Val, None] = {}
         self._tensors = 0
         self._scalars = 0

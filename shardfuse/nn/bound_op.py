@@ -113,7 +113,7 @@ class BoundOp:
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         names = f"shardfuse::{name}", f"shardfuse::{name} backward"
         for fd, owner in zip(op.fusions, (self.name, f"the backward of {self.name}"), strict=False):
-            fd.fusion.owner = fd.fusion.owner or owner  # modules of one kind share a fusion
+            fd.fusion.first_owner = fd.fusion.first_owner or owner
         placed = zip(op.fusions, (op.arguments, op.gradients), names, strict=False)
         # what a caller's hooks give back for saved tensors may be anything
         self.runs = tuple(

@@ -40,6 +40,10 @@ def _linear(shapes: Shapes, _: Call) -> Signature:
     return Signature(((*rows, "k"), weight, *bias), ((*rows, "n") if is_matrix else rows,), alike=("k",))
 
 
+_GROUPED = ("g", "g*", "k*")
+"""Axes of groups, of which each has a matrix and an offset, and axes that are added up."""
+
+
 def _grouped_axes(a: int, b: int) -> tuple[AxisNames, AxisNames, AxisNames, AxisNames]:
     """Axes of mat1, mat2, offsets and the result: the groups lie along m, k or n, or are an axis of their own."""
     if a == 2 and b == 2:
@@ -55,9 +59,10 @@ def _grouped_mm(shapes: Shapes, call: Call) -> Signature:
     left, right, groups, out = _grouped_axes(len(shapes[0]), len(shapes[1]))
     inputs: list[AxisNames] = [left, right, groups]
     if len(shapes) == 3:
-        return Signature(tuple(inputs), (out,))
+        return Signature(tuple(inputs), (out,), alike=_GROUPED)
     inputs += [axis_names(len(s), role) for role, s in zip(roles_of(call)[3:], shapes[3:], strict=True)]
-    return Signature(tuple(map(_starred, inputs)), (_starred(out),))  # scales are per group and row: nothing is sharded
+    # Scales are per group and row: nothing is sharded.
+    return Signature(tuple(map(_starred, inputs)), (_starred(out),), alike=_GROUPED)
 
 
 def _starred(names: AxisNames) -> AxisNames:
@@ -150,7 +155,7 @@ def _scaled_mm(shapes: Shapes, call: Call) -> Signature:
     inputs += [
         tuple(f"{n}*" for n in axis_names(len(s), role)) for role, s in zip(roles_of(call)[2:], shapes[2:], strict=True)
     ]
-    return Signature(tuple(inputs), (("m*", "n*"),))
+    return Signature(tuple(inputs), (("m*", "n*"),), alike=("k*",))
 
 
 def _run_scaled_mm(values: Arguments, call: Call) -> Result:

@@ -16,10 +16,12 @@ from shardfuse.compat.nvfuser_direct.names import CommunicatorBackend
 from shardfuse.compat.nvfuser_direct.nvfuser_errors import translated
 from shardfuse.compat.nvfuser_direct.values import TensorView
 from shardfuse.config import read_launch
+from shardfuse.errors import ShapeError
 from shardfuse.executor.binding import Argument
 from shardfuse.ir.digits import Root, axis_of
 from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.expr import BoundTensor
+from shardfuse.ir.tensor_view import TensorView as NativeTensorView
 from shardfuse.mesh import DeviceMesh as DeviceMesh
 from shardfuse.mesh import current_rank, finalize, initialize, world_size
 from shardfuse.ops.evaluate import unsharded_index
@@ -102,9 +104,24 @@ class MultiDeviceExecutor:
 
 @translated
 def shard_tensor(tensor: torch.Tensor, tv: TensorView) -> torch.Tensor:
-    """This rank's piece of the unsharded ``tensor``, as the splits of ``tv`` say."""
-    axes = tuple(axis_of(Root(f"i{k}", n)) for k, n in enumerate(tensor.shape))
-    domain = bound_domain(tv.native, BoundTensor(tv.native.name, tv.native.dtype, BoundDomain(axes)))
+    """This rank's piece of the unsharded ``tensor``, as the splits of ``tv`` say.
+
+    Raises ``NvFuserError`` where ``tensor`` has other dims or sizes than ``tv`` was declared with.
+    """
+    native = tv.native
+    _check_shape(tensor, native)
+    singles = native.domain.shared_singles(tensor.shape)
+    axes = tuple(axis_of(Root(f"i{k}", n), own) for k, (n, own) in enumerate(zip(tensor.shape, singles, strict=True)))
+    domain = bound_domain(native, BoundTensor(native.name, native.dtype, BoundDomain(axes)))
     for k in range(tensor.ndim):
         tensor = tensor.index_select(k, unsharded_index(domain, k, current_rank(), tensor.device))
     return tensor
+
+
+def _check_shape(tensor: torch.Tensor, declared: NativeTensorView) -> None:
+    """Raise ShapeError where an unsharded tensor is not what was declared; sizes of -1 may be any."""
+    if len(declared.shape) != tensor.ndim or any(
+        m not in (n, -1) for n, m in zip(tensor.shape, declared.shape, strict=True)
+    ):
+        expected = f"{list(declared.shape)}, as {declared.name} is declared"
+        raise ShapeError("shard_tensor", f"a tensor of shape {list(tensor.shape)}", expected, "pass the whole tensor")
