@@ -57,6 +57,16 @@ def _base_extent(d: Digit, coordinates: Coordinates) -> int:
     return d.base.extent if isinstance(d.base, Root) else local_extent(d.base, coordinates)
 
 
+def is_uneven(d: Digit, mesh_digits: Iterable[Digit]) -> bool:
+    """May some rank have fewer values of ``d`` than its extent?  ``mesh_digits``: all that are parallel on the mesh."""
+    is_of_short = isinstance(d.base, Digit) and is_uneven(d.base, mesh_digits)
+    if d.is_top:
+        return is_of_short
+    top = d.weight * d.extent
+    is_outermost = any(m.base == d.base and m.weight == top for m in mesh_digits)
+    return is_outermost and (is_of_short or d.base.extent % top != 0)
+
+
 def is_present(coordinates: Coordinates) -> bool:
     """Does the rank hold anything?  5 rows over 4 ranks are 2, 2, 1 and none: a mesh digit of 3 values, not 4."""
     return all(k < min(d.extent, local_extent(d, coordinates)) for d, k in coordinates.items())

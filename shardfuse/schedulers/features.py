@@ -16,6 +16,7 @@ from ..device import LEAST_COPY, LINE_BYTES, Device, Measured
 from ..ir.digits import extent
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
+from ..ir.layout import is_uneven
 from ..ir.op import Cast, Pointwise, Random, Reduce, Set, Statistic, View, is_pointwise, is_statistic
 from ..ops.reductions import REDUCTION_TABLE
 from ..ops.table import POINTWISE
@@ -287,9 +288,9 @@ class Features(Space):
         """As it is walked: short runs of memory are columns side by side.
 
         Short is less than a line; more where no program would hold a row of an under-occupied grid, as its runs would
-        be found twice.
+        be found twice.  Runs that are shorter on some rank stay runs: a group of columns has one length on all of them.
         """
-        if self.grouped or self.adds_in_pairs:
+        if self.grouped or self.adds_in_pairs or self.has_uneven_runs:
             return self
         is_read_twice = (
             self.kept <= self.device.multiprocessors
@@ -298,6 +299,12 @@ class Features(Space):
         )
         run = self.tuned.groups.short_run if is_read_twice else LINE_BYTES
         return as_columns(self, run // self.narrowest)
+
+    @cached_property
+    def has_uneven_runs(self) -> bool:
+        """Do reduced elements that follow one another in memory number fewer on some rank?"""
+        parallel = {d for t in self.segment.tensors for d in t.domain.mesh_digits}
+        return any(is_uneven(a, parallel) for a in self.r[len(self.r) - self.inside :])
 
     @cached_property
     def columns(self) -> tuple[int, int]:

@@ -120,3 +120,33 @@ def test_a_rank_with_a_single_column() -> None:
     """Its kernels have no lanes: what is reduced is one number for each row."""
     schedulers = shardfuse.simulate(softmax_of_columns, 4, args=(numbers(4, 3).float(),))
     assert "persistent" in schedulers[0]
+
+
+def statistics_of_short_runs(shape: list[int], axes: list[int], cut: int) -> list[str]:
+    size = shardfuse.initialize().world_size
+    with FusionDefinition(backend="triton") as fd:
+        t = fd.define_tensor([-1] * len(shape), contiguity=True)
+        for y in fd.ops.var_mean(t, axes, correction=0):
+            fd.add_output(y)
+        t.set_device_mesh(DeviceMesh(list(range(size))))
+        t.outer_split(cut, size, uneven=True)
+        t.axis(cut).parallelize(ParallelType.mesh_x)
+    check(fd, [numbers(*shape).float()], sizes={t: shape})
+    return [s.scheduler for s in fd.explain().segments]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "cut", "ranks"),
+    [
+        ([3, 2, 5], [0, 2], 2, 2),
+        ([64, 2, 33], [0, 2], 2, 2),
+        ([3, 6, 5, 2], [0, 2, 3], 2, 2),
+        ([3, 6, 2, 7], [0, 2, 3], 3, 3),
+        ([3, 6, 2, 6], [0, 2, 3], 3, 2),
+    ],
+    ids=str,
+)
+def test_runs_of_memory_that_are_shorter_on_one_rank(shape: list[int], axes: list[int], cut: int, ranks: int) -> None:
+    """Groups of columns had the longest rank's length on all ranks, and the short rank's sums were of other columns."""
+    found = shardfuse.simulate(statistics_of_short_runs, ranks, args=(shape, axes, cut))
+    assert all(schedulers.count("communication") == 1 for schedulers in found)
