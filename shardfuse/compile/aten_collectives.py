@@ -68,6 +68,12 @@ def is_gather(node: Node) -> bool:
     return ops is not None and node.op == "call_function" and node.target is ops[2]
 
 
+def is_scatter(node: Node) -> bool:
+    """Does it start a reduce-scatter?"""
+    ops = collective_ops()
+    return ops is not None and node.op == "call_function" and node.target is ops[1]
+
+
 def group_of(node: Node) -> str:
     """The name of the process group of a start.  Raises ``UntranslatableError``."""
     name = node.args[-1]

@@ -32,6 +32,7 @@ from .aten_collectives import NAMESPACE, group_of, is_start, is_wait
 from .aten_table import aten_ops, is_view
 from .node_facts import expression_of, is_fusable, nominal
 from .regions import Region
+from .uneven_collectives import why_uneven
 
 
 def facts_here() -> tuple[object, ...]:
@@ -59,7 +60,8 @@ def why_never_inside(graph: Graph, starts: Sequence[Node], *, is_auto: bool) -> 
     place = {n: k for k, n in enumerate(graph.nodes)}
     found: dict[Node, str] = {}
     for n in starts:
-        why = _why_apart(n) or (_why_not_exchanged(n) if is_auto else None) or _why_beside(n, graph, place)
+        why = _why_apart(n) or why_uneven(n) or (_why_not_exchanged(n) if is_auto else None)
+        why = why or _why_beside(n, graph, place)
         if why is not None:
             found[n] = why
     return found
