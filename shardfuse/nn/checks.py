@@ -105,11 +105,18 @@ class Checks:
                 advice = "assign one of that shape, or make the module for this size"
                 raise ModuleInputError(self.checked_name, name, found, expected, advice)
 
-    def check_same(self, argument: str, tensor: torch.Tensor, other_name: str, other: Sequence[int]) -> None:
+    def check_same(
+        self,
+        argument: str,
+        tensor: torch.Tensor,
+        other_name: str,
+        other: Sequence[int],
+        advice: str = "pass tensors of one shape; on a mesh, local tensors of one placement",
+    ) -> None:
         """Raise ModuleInputError unless ``tensor`` has the shape of the other."""
         if tensor.shape != torch.Size(other):
             found, wanted = f"shape {tuple(tensor.shape)}", f"{tuple(other)}, the shape of {other_name}"
-            raise ModuleInputError(self.checked_name, argument, found, wanted, "pass local tensors of one placement")
+            raise ModuleInputError(self.checked_name, argument, found, wanted, advice)
 
 
 class Function(Checks):

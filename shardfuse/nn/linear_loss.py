@@ -98,7 +98,10 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         self.row_loss = CrossEntropyLoss(reduction="none", **options)
         self.loss_and_gradient = LossAndGradient(reduction="none", **options)
         if mesh is not None and any(d not in (None, -1) for d in self.loss.logits_placement.shards):
-            advice = "shard classes, as Shard(-1); of row shards each rank takes its own loss, and the mean of those"
+            advice = (
+                'shard classes, as Shard(-1); of row shards each rank takes its own loss with reduction="sum", and the '
+                "sum of these over ranks is divided by how many targets of all ranks are not ignored"
+            )
             raise PlacementError("logits", (logits,), "chunks of rows", advice)
 
     @refusing
@@ -182,15 +185,29 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         chunks = -(-rows // most)
         return -(-rows // (chunks * _MULTIPLE)) * _MULTIPLE
 
+    def _local_part(self, name: str, tensor: Any) -> str:
+        """How the local tensor that is asked for is had from a DTensor: each rank has all rows, and its own classes."""
+        is_cut = not self.loss.logits_placement.is_uncut
+        if name in ("weight", "bias"):
+            is_placed = not is_cut or all(p.is_shard(0) for p in tensor.placements)
+            moved = "" if is_placed else "redistribute(placements=[Shard(0)])."
+            return f"pass {name}.{moved}to_local()" if is_cut else f"pass {name}.full_tensor()"
+        method = "to_local" if all(p.is_replicate() for p in tensor.placements) else "full_tensor"
+        is_summed = name == "x" and is_cut
+        placed = "grad_placements=[Partial()]" if is_summed else ""
+        why = [
+            *(["each rank takes all rows"] if method == "full_tensor" else []),
+            *(["each rank has a summand of the gradient"] if is_summed else []),
+        ]
+        return f"pass {name}.{method}({placed})" + (f", as {' and '.join(why)}" if why else "")
+
     def _check(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
         def refuse(argument: str, found: str, expected: str, advice: str) -> ModuleInputError:
             return ModuleInputError("LinearCrossEntropyLoss", argument, found, expected, advice)
 
         for name, tensor in (("x", x), ("weight", weight), ("target", target), ("bias", bias)):
             if has_dtensor((tensor,)):
-                is_summed = name == "x" and not self.loss.logits_placement.is_uncut
-                placed = "grad_placements=[Partial()], as each rank has a summand of its gradient" if is_summed else ""
-                raise refuse(name, "a DTensor", "this rank's local tensor", f"pass {name}.to_local({placed})")
+                raise refuse(name, "a DTensor", "this rank's local tensor", self._local_part(name, tensor))
         if x.ndim == 0:
             raise refuse("x", "no dims", "[..., features]", "pass rows of features")
         if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:

@@ -32,7 +32,10 @@ S = TypeVar("S", bound=LogitsSpec)
 def check_torchs(name: str, weight: object, size_average: object, reduce: object) -> None:
     """Raise ModuleArgumentError for options that torch's loss has and this has not."""
     if weight is not None:
-        expected = 'None, as classes have no weights here: weigh the losses of reduction="none" by weight[target]'
+        expected = (
+            'None, as classes have no weights here: without label smoothing, weigh the losses of reduction="none" by '
+            "weight[target], or 0 where the target is ignored, and divide their sum by the sum of these weights"
+        )
         raise ModuleArgumentError(name, "weight", weight, expected)
     for argument, value in (("size_average", size_average), ("reduce", reduce)):
         if value is not None:
@@ -212,7 +215,10 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
             raise ModuleInputError(type(self).__name__, "logits", "no dims", "[..., classes]", "pass rows of classes")
         if target.dtype != torch.int64:
             raise ModuleInputError(type(self).__name__, "target", f"dtype {target.dtype}", "torch.int64", "cast it")
-        self.check_same("target", target, "the logits' rows", logits.shape[:-1])
+        advice = (
+            "classes are along the last axis (logits.movedim(1, -1) of torch's [N, C, d]), with a target for each row"
+        )
+        self.check_same("target", target, "the logits' rows", logits.shape[:-1], advice)
 
     def _unsharded(self, logits: torch.Tensor, target: torch.Tensor) -> tuple[int, ...]:
         """The shape of the logits, as the DTensors among the two tell it."""
