@@ -108,5 +108,10 @@ def expression_of(size: int | torch.SymInt) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else cast(Any, sympy).Integer(size)
 
 
+def shape_of(node: Node) -> list[Any]:
+    """The sizes of a tensor as sympy has them: equal where they are known to be the same."""
+    return [expression_of(n) for n in cast(torch.Tensor, node.meta["val"]).shape]
+
+
 PARTS = (torch.ops.aten.slice.Tensor, torch.ops.aten.select.int)
 """Views that are parts of a tensor."""

@@ -30,7 +30,7 @@ from ..executor.symmetric_slots import why_not_together
 from ..mesh.groups import groups_here, ranks_of_group, world_size
 from .aten_collectives import NAMESPACE, group_of, is_start, is_wait
 from .aten_table import aten_ops, is_view
-from .node_facts import expression_of, is_fusable, nominal
+from .node_facts import expression_of, is_fusable, nominal, shape_of
 from .regions import Region
 from .uneven_collectives import why_uneven
 
@@ -209,14 +209,10 @@ def _alike(nodes: Sequence[Node], inputs: Sequence[Node]) -> dict[Node, None]:
             if is_start(n) or is_wait(n) or not sources:
                 grown |= add(n, *sources)
             elif n.target in aten_ops().pointwise:
-                if n in found or any(a in found and _shape(a) == _shape(n) for a in sources):
+                if n in found or any(a in found and shape_of(a) == shape_of(n) for a in sources):
                     grown |= add(n, *sources)
             elif any(a in found for a in sources):
                 grown |= add(n)
             elif n in found and is_view(n):
                 grown |= add(*sources)
     return found
-
-
-def _shape(n: Node) -> list[str]:
-    return [str(s) for s in cast(torch.Tensor, n.meta["val"]).shape]

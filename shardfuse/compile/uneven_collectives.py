@@ -11,14 +11,14 @@ reduce-scatter.
 from __future__ import annotations
 
 import operator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from .aten_collectives import is_gather, is_scatter, is_wait
 from .aten_table import is_view
-from .node_facts import PARTS, expression_of
+from .node_facts import PARTS, shape_of
 
 _aten: Any = torch.ops.aten
 _MOVES = (
@@ -68,8 +68,4 @@ def _cuts(n: Node) -> bool:
     if n.target not in PARTS:
         return False
     source = n.args[0]
-    return not isinstance(source, Node) or _sizes(source) != _sizes(n)
-
-
-def _sizes(n: Node) -> list[Any]:
-    return [expression_of(s) for s in cast(torch.Tensor, n.meta["val"]).shape]
+    return not isinstance(source, Node) or shape_of(source) != shape_of(n)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from ..ir.digits import Axis, Digit, extent, listed
 from ..ir.expr import BoundTensor, Expr
+from ..ir.layout import is_uneven
 from ..ir.op import Cast, Pointwise, Reduce, Set, View
 from .segment import Atoms, Segment
 
@@ -53,7 +54,8 @@ def why_no_blocks(segment: Segment, r: Axis, inside: int, block: frozenset[Digit
     size = extent(innermost)
     if size & (size - 1):
         return f"blocks of {size} elements are not cut out of a tile, whose sides are powers of two"
-    if any(_is_uneven(a, segment) for a in innermost):
+    parallel = {d for t in segment.tensors for d in t.domain.mesh_digits}
+    if any(is_uneven(a, parallel) for a in innermost):
         return "some rank has shorter blocks"
     ordered = next((e for e in segment.exprs if isinstance(e.op, Reduce) and e.op.in_pairs), None)
     if ordered is not None:
@@ -67,15 +69,6 @@ def why_no_blocks(segment: Segment, r: Axis, inside: int, block: frozenset[Digit
         if found is not None and (atoms[found] & block or not isinstance(expr.op, _OF_BLOCKS)):
             return f"{found} = {expr.op.name} has a part of each block"
     return None
-
-
-def _is_uneven(atom: Digit, segment: Segment) -> bool:
-    """May some rank have fewer of ``atom``?  Only what is outermost of what a rank has is cut unevenly."""
-    top = atom.weight * atom.extent
-    is_nested = isinstance(atom.base, Digit) and atom.is_top
-    return is_nested or any(
-        d.base == atom.base and d.weight == top for t in segment.tensors for d in t.domain.mesh_digits
-    )
 
 
 def of_blocks(segment: Segment, atoms: Atoms, r: Sequence[Digit], block: Sequence[Digit]) -> frozenset[BoundTensor]:
