@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
 from benchmarks.roundings import spacing
@@ -79,6 +79,58 @@ def test_a_weight_that_is_no_part_of_the_classes() -> None:
         assert abs(found - wanted) <= 8 * spacing(wanted, torch.float64)
 
     run_ranks(2, rank_main)
+
+
+CUT: dict[str, tuple[list[Placement], list[Placement], list[Placement], str, str]] = {
+    "classes along one of two mesh dimensions": (
+        [Replicate(), Shard(-1)], [Replicate(), Shard(0)], [Replicate(), Partial()],
+        "[Replicate(), Shard(0)]", "[Replicate(), Partial()]",
+    ),
+    "classes along both": (
+        [Shard(-1), Shard(-1)], [Shard(0), Shard(0)], [Partial(), Partial()],
+        "[Shard(0), Shard(0)]", "[Partial(), Partial()]",
+    ),
+}  # fmt: skip
+"""Where the logits live; then where weight and gradient of x do, and as the advice writes it."""
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("rows", [[Replicate(), Replicate()], [Shard(0), Replicate()]], ids=str)
+def test_on_a_mesh_of_two_dimensions(name: str, rows: list[Placement]) -> None:
+    """The advice has a placement for each mesh dimension; one for both gave other losses and gradients, silently."""
+    logits, parts, gradient, of_weight, of_x = CUT[name]
+    x, _, target = drawn()
+    weight = torch.randn(12, FEATURES, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    wanted = functional.cross_entropy(leaves[0] @ leaves[1].T, target)
+    wanted.backward()
+    method = "full_tensor" if rows[0].is_shard() else "to_local"
+
+    def rank_main(rank: int, size: int) -> None:
+        mesh = DeviceMesh([[0, 1], [2, 3]])
+        loss = LinearCrossEntropyLoss(mesh=mesh, logits=logits)
+        there = mesh.to_torch("cpu")
+        given = distribute_tensor(x.clone(), there, rows).requires_grad_()
+        whole = distribute_tensor(weight.clone(), there, [Replicate(), Replicate()]).requires_grad_()
+        placed = distribute_tensor(weight.clone(), there, parts)
+        with pytest.raises(ModuleInputError, match=re.escape(f"pass x.{method}(grad_placements={of_x})")):
+            loss(given, whole, target)
+        with pytest.raises(
+            ModuleInputError, match=re.escape(f"weight.redistribute(placements={of_weight}).to_local()")
+        ):
+            loss(x, whole, target)
+        with pytest.raises(ModuleInputError, match=re.escape("pass weight.to_local()")):
+            loss(x, placed, target)
+        local = getattr(given, method)(grad_placements=gradient)
+        found = loss(local, whole.redistribute(placements=parts).to_local(), target)
+        assert abs(found - wanted) <= 8 * spacing(wanted, torch.float64)
+        found.backward()
+        for tensor, leaf in zip((given, whole), leaves, strict=True):
+            assert isinstance(tensor.grad, DTensor)
+            assert leaf.grad is not None
+            torch.testing.assert_close(tensor.grad.full_tensor(), leaf.grad, rtol=1e-13, atol=1e-15)
+
+    run_ranks(4, rank_main)
 
 
 def test_weights_of_classes() -> None:

@@ -58,13 +58,21 @@ def _base_extent(d: Digit, coordinates: Coordinates) -> int:
 
 
 def is_uneven(d: Digit, mesh_digits: Iterable[Digit]) -> bool:
-    """May some rank have fewer values of ``d`` than its extent?  ``mesh_digits``: all that are parallel on the mesh."""
-    is_of_short = isinstance(d.base, Digit) and is_uneven(d.base, mesh_digits)
+    """May some rank have fewer values of ``d`` than its extent?  ``mesh_digits``: all that are parallel on the mesh.
+
+    As ``local_extent``: mesh digits that are all that is above ``d`` span more than the base where some rank has less.
+    """
+    parallel = tuple(mesh_digits)
+    is_of_short = isinstance(d.base, Digit) and is_uneven(d.base, parallel)
     if d.is_top:
         return is_of_short
+    above = {m.weight: m for m in parallel if m.base == d.base}
     top = d.weight * d.extent
-    is_outermost = any(m.base == d.base and m.weight == top for m in mesh_digits)
-    return is_outermost and (is_of_short or d.base.extent % top != 0)
+    while top < d.base.extent:
+        if top not in above:
+            return False
+        top = above[top].weight * above[top].extent
+    return is_of_short or top != d.base.extent
 
 
 def is_present(coordinates: Coordinates) -> bool:

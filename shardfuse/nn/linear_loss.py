@@ -187,18 +187,21 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     def _local_part(self, name: str, tensor: Any) -> str:
         """How the local tensor that is asked for is had from a DTensor: each rank has all rows, and its own classes."""
-        is_cut = not self.loss.logits_placement.is_uncut
-        if name in ("weight", "bias"):
-            is_placed = not is_cut or all(p.is_shard(0) for p in tensor.placements)
-            moved = "" if is_placed else "redistribute(placements=[Shard(0)])."
-            return f"pass {name}.{moved}to_local()" if is_cut else f"pass {name}.full_tensor()"
-        method = "to_local" if all(p.is_replicate() for p in tensor.placements) else "full_tensor"
-        is_summed = name == "x" and is_cut
-        placed = "grad_placements=[Partial()]" if is_summed else ""
+        is_cut = [dim is not None for dim in self.loss.logits_placement.shards]
+        if name in ("weight", "bias") and any(is_cut):
+            is_placed = len(is_cut) == len(tensor.placements) and all(
+                p.is_shard(0) if cut else p.is_replicate() for cut, p in zip(is_cut, tensor.placements, strict=True)
+            )
+            moved = "" if is_placed else f"redistribute(placements={_placements(is_cut, 'Shard(0)')})."
+            return f"pass {name}.{moved}to_local()"
+        is_whole = all(p.is_replicate() for p in tensor.placements)
+        is_summed = name == "x" and any(is_cut)
+        placed = f"grad_placements={_placements(is_cut, 'Partial()')}" if is_summed else ""
         why = [
-            *(["each rank takes all rows"] if method == "full_tensor" else []),
+            *([] if is_whole else ["each rank takes all of it"]),
             *(["each rank has a summand of the gradient"] if is_summed else []),
         ]
+        method = "to_local" if is_whole else "full_tensor"
         return f"pass {name}.{method}({placed})" + (f", as {' and '.join(why)}" if why else "")
 
     def _check(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
@@ -244,3 +247,8 @@ def _matmul_dtype(x: Tensor) -> torch.dtype:
 def _split(tensor: Tensor, size: int) -> Sequence[Tensor]:
     """Chunks of ``size`` rows, of which the last may be short."""
     return cast("Sequence[Tensor]", tensor.split(size))  # pyright: ignore[reportUnknownMemberType]
+
+
+def _placements(is_cut: Sequence[bool], placement: str) -> str:
+    """As a user writes them, one for each mesh dimension: ``placement`` along those that cut the classes."""
+    return f"[{', '.join(placement if cut else 'Replicate()' for cut in is_cut)}]"
