@@ -356,7 +356,7 @@ def test_functions_name_dtensors_and_what_takes_them() -> None:
             assert str(raised.value).startswith(argument)
             assert said.format(name) in str(raised.value)
         loss = nn.LinearCrossEntropyLoss(mesh=mesh, logits=Shard(-1))
-        with pytest.raises(ModuleInputError, match=r"pass x.to_local\(grad_placements=\[Partial\(\)\]"):
+        with pytest.raises(ModuleInputError, match=r"pass x.full_tensor\(grad_placements=\[Partial\(\)\]"):
             loss(x, numbers((5, 6), 2), torch.zeros(4, dtype=torch.int64))
 
     run_ranks(2, run)
