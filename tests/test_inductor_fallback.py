@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor import ir, lowering
+from torch._inductor.utils import run_and_get_code
 from torch._library.utils import get_layout_constraint_tag
 
 from shardfuse import DeviceMesh
 from shardfuse.nn import AddRMSNorm, LinearCrossEntropyLoss
-from shardfuse.nn.inductor_fallback import register_fallback
+from shardfuse.nn.inductor_fallback import register_module_op
 
 COLUMNS, CLASSES = 16, 32
 
@@ -82,10 +84,29 @@ def test_a_model_is_compiled_without_printing_it(printed: list[str], forgotten: 
 
 def test_ops_keep_the_strides_that_torch_asks_for_by_itself(forgotten: None) -> None:
     op: Any = torch.ops.shardfuse.add_rms_norm_v1.default
-    register_fallback(op)
+    register_module_op(op)
     of_torch: Any = lowering
     default = of_torch.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
     assert of_torch.maybe_layout_constraints(op) is default
     known = lowering.lowerings[op]
-    register_fallback(op)
+    register_module_op(op)
     assert lowering.lowerings[op] is known
+
+
+def test_norms_with_collectives_keep_their_order(printed: list[str], forgotten: None) -> None:
+    """Less memory is needed where the second runs first; how much, and so the order, would depend on the shard."""
+    mesh = DeviceMesh(range(1))
+    norms = [AddRMSNorm(columns, mesh=mesh, parameters="local") for columns in (32, 24)]
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        held = norms[0](x, x)[0]
+        return (held * norms[1](y, y)[0].sum()).sum()
+
+    x, y = torch.randn(4096, 32), torch.randn(4096, 24)
+    with torch.no_grad():
+        expected = step(x.double(), y.double())
+        _, (code,) = run_and_get_code(torch.compile(step, fullgraph=True), x, y)
+        found, (wide,) = run_and_get_code(torch.compile(step, fullgraph=True), x.double(), y.double())
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-9)
+    for written in (code, wide):
+        assert re.findall(r'add_rms_norm_v1.default\(.*"hidden_size":(\d+)', written) == ["32", "24"]

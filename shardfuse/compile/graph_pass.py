@@ -21,6 +21,7 @@ from ..base_error import ShardfuseError
 from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
 from ..in_kernel_sums import EXCHANGE
+from ..mesh.inductor_order import register_fallback
 from . import cast_lowering
 from .aten_collectives import collective_text
 from .cast_op import join_casts
@@ -38,7 +39,7 @@ from .padded import share_pads
 from .pool_op import take_pools
 from .published import log, publish
 from .random_op import compare_unrounded
-from .rank_region_op import rank_program_of
+from .rank_region_op import RANK_REGION, has_collectives, rank_program_of
 from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
 from .region_lowering import register
 from .region_op import program_of
@@ -167,6 +168,7 @@ def hand_over(graph: Graph, take: Take) -> None:
     taken = [(w.region, w.program) for w in weighed if w.taken and w.program is not None]
     if taken:
         register()
+        register_fallback(RANK_REGION, has_collectives)
         put_in(graph, taken)
     keeps_addresses = inductor_config.triton.cudagraphs  # pyright: ignore[reportAttributeAccessIssue]
     if not keeps_addresses and join_casts(graph, only_gpu=take == "auto"):

@@ -66,6 +66,11 @@ def fake_rank_region(
     return fake_region(program, inputs, sizes)
 
 
+def has_collectives(*arguments: object) -> bool:
+    """Of calls of the op, for ``mesh/inductor_order.py``."""
+    return True
+
+
 _PARAMETERS = "str program, Tensor[] inputs, SymInt[] sizes, str group"
 define_op("rank_region_v1", _PARAMETERS, run_rank_region, fake_rank_region)
 
