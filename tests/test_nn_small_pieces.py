@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dtensor_cases import make_mesh
 from nn_cases import S0, S1, S2
 from ranks import run_ranks
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import DTensor, Placement
 from torch_answers import assert_beside
 
 import shardfuse
@@ -51,6 +52,35 @@ def test_ranks_run_one_program(
             if found.numel():
                 for ours, right in ((found.detach(), wanted), (x.grad, leaf.grad)):
                     assert_beside(ours.flatten(), piece(right, rank).flatten())  # rows of one or more pixels
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize("images", [2, 3])
+@pytest.mark.parametrize("name", NORMS)
+def test_dtensors_of_one_image_keep_their_format(name: str, images: int) -> None:
+    """torch gives the local tensor of one image another stride of the batch than that of several."""
+    make, by_torch = NORMS[name]
+    whole, seed = torch.randn(2, images, 4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    leaf = whole.clone().requires_grad_()
+    wanted = by_torch().double()(leaf)
+    wanted.backward(seed)
+
+    def run(rank: int, size: int) -> None:
+        mesh, ordered = make_mesh((2,)), whole.contiguous(memory_format=LAST)
+
+        def distributed(x: torch.Tensor) -> DTensor:
+            local = x.tensor_split(2)[rank] if images == 2 else x.split(2)[rank]
+            return DTensor.from_local(local, mesh, [S0], run_check=False, shape=x.shape, stride=x.stride())
+
+        module = make(mesh=DeviceMesh.from_torch(mesh), input=S0).double()
+        x = distributed(ordered).requires_grad_()
+        found = module(x)
+        assert found.to_local().is_contiguous(memory_format=LAST)
+        found.backward(distributed(seed.contiguous(memory_format=LAST)))
+        assert x.grad is not None
+        for ours, right in ((found.detach(), wanted), (x.grad, leaf.grad)):
+            assert_beside(ours.full_tensor().flatten(2), right.detach().flatten(2))
 
     run_ranks(2, run)
 

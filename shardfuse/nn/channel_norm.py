@@ -85,13 +85,16 @@ class ChannelNorm(TwinnedModule, ParameterModule):
 def is_channels_last(x: torch.Tensor) -> bool:
     """Are [batch, channels, ...] of four or five dims stored with the channels last, maybe as a part of such images?
 
-    As torch tells it, which keeps that order.
+    As torch tells it, which keeps that order; but for a batch of one, whose stride addresses nothing: of a DTensor's
+    piece it is another one, and ranks with several images would take theirs for the other format.
     """
     if x.ndim not in (4, 5) or x.is_contiguous():
         return False
     strides, least = x.stride(), 0
     for dim in (1, *reversed(range(2, x.ndim)), 0):
         size, stride = x.shape[dim], strides[dim]
+        if dim == 0 and size == 1:
+            break
         if size == 0 or stride < max(least, 1 if dim == 1 else 0) or (dim == 0 and least == strides[1]):
             return False
         least = stride * max(size, 1)
