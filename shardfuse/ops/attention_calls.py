@@ -7,7 +7,7 @@ given: its seed is moved by the first row that the rank has, so that replicas dr
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +17,7 @@ import torch
 
 from ..ir.call import Call
 from . import random
+from .call_extents import Fit, Place, Rule, fits_at_end
 from .call_signature import DRAWN, Arguments, AxisNames, Rows, Shapes, Signature, TorchCall, axis_names
 from .matmul_calls import roles_of
 
@@ -50,7 +51,7 @@ def _axes(role: str, ndim: int, query: int) -> AxisNames:
         case "logsumexp":
             return (*_batch(ndim + 1), "l*")
         case "bias" | "mask":
-            return (*_batch(query), "l*", "s*")[query - ndim :]
+            return (*_batch(query), "l*", "s*")[max(query - ndim, 0) :]
         case _:  # seeds
             return tuple(f"{role}{k}*" for k in range(ndim))
 
@@ -61,14 +62,37 @@ def _forward(shapes: Shapes, call: Call) -> Signature:
     inputs = tuple(_axes(role, n, ndim) for role, n in roles)
     seed: AxisNames = ("two*",)
     outputs = (_axes("output", ndim, ndim), _axes("logsumexp", ndim - 1, ndim), seed, ())
-    return Signature(inputs, outputs, {"two*": 2})
+    return Signature(inputs, outputs, {"two*": 2}, fits=list(_fits(shapes, roles)))
 
 
 def _backward(shapes: Shapes, call: Call) -> Signature:
     roles = _tensor_roles(call, shapes)
     ndim = next(n for role, n in roles if role == "query")
     inputs = tuple(_axes(role, n, ndim) for role, n in roles)
-    return Signature(inputs, tuple(_axes(role, ndim, ndim) for role in ("query", "key", "value")))
+    outputs = tuple(_axes(role, ndim, ndim) for role in ("query", "key", "value"))
+    return Signature(inputs, outputs, fits=list(_fits(shapes, roles)))
+
+
+def _fits(shapes: Shapes, roles: list[tuple[str, int]]) -> Iterator[Fit]:
+    """Batches and heads are the query's, or one for all of them; so are rows and columns of a bias or a mask."""
+    at = {role: k for k, (role, _) in enumerate(roles)}
+    query, key, value = at["query"], at["key"], at["value"]
+    ndim = roles[query][1]
+    length, features = (query, ndim - 2), (query, ndim - 1)
+    ends: dict[str, tuple[Place, ...]] = {
+        "key": ((value, ndim - 2), features),
+        "value": ((key, ndim - 2),),
+        "output": (length, (value, ndim - 1)),
+        "grad_output": (length, (value, ndim - 1)),
+        "logsumexp": (length,),
+    }
+    for role, k in at.items():
+        if role in ("bias", "mask"):
+            beside = (*((query, j) for j in range(ndim - 1)), (key, ndim - 2))
+            yield from fits_at_end(k, shapes, beside, Rule.REPEATED)
+        elif role in ends:
+            yield from (Fit((k, j), (query, j)) for j in range(ndim - 2))
+            yield from (Fit((k, ndim - 2 + j), other, Rule.EQUAL) for j, other in enumerate(ends[role]))
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,11 @@ class CallBuilder(ReductionBuilder):
         self._data_type("scaled_grouped_mm", dtype)
         given = {"mat1": mat1, "mat2": mat2, "offsets": offsets, "scale1": scale1, "scale2": scale2}
         given |= {"alpha": alpha, "bias": bias, "beta": beta}
+        self._are_tensors("scaled_grouped_mm", given)
+        for role, scale, matrix in (("scale1", scale1, mat1), ("scale2", scale2, mat2)):
+            ndim = 3 if mat1.ndim == mat2.ndim == 2 else matrix.ndim
+            if scale.ndim != ndim:
+                raise OperandError("scaled_grouped_mm", role, f"a tensor of {scale.ndim} dims", f"one of {ndim} dims")
         return self._with_roles("scaled_grouped_mm", given, [dtype], dtype=dtype)[0]
 
     def block_scaled_mm(
@@ -79,6 +84,10 @@ class CallBuilder(ReductionBuilder):
         self._data_type("block_scaled_mm", dtype)
         given = {"mat1": mat1, "mat2": mat2, "scale1": scale1, "scale2": scale2}
         given |= {"alpha": alpha, "bias": bias, "beta": beta}
+        self._are_tensors("block_scaled_mm", given)
+        for role, scale in (("scale1", scale1), ("scale2", scale2)):
+            if scale.ndim > 2:
+                raise OperandError("block_scaled_mm", role, f"a tensor of {scale.ndim} dims", "one of 2 dims at most")
         return self._with_roles("block_scaled_mm", given, [dtype], dtype=dtype)[0]
 
     def sdpfa_fwd(
@@ -197,7 +206,6 @@ class CallBuilder(ReductionBuilder):
     def gather(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
         """torch.gather: ``x[i][index[i][j][k]][k]`` for dim 1."""
         at = self._ranks_fit("gather", x, index, dim)
-        self._index_fits("gather", x.name, index, x, at)
         return self._call(AlongAxis("gather", at), [x, index], [x.dtype])[0]
 
     def take_along_axis(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
@@ -213,10 +221,8 @@ class CallBuilder(ReductionBuilder):
             self._same_type("scatter", x, source)
             if source.ndim != x.ndim:
                 raise OperandError("scatter", "src", f"a tensor of {source.ndim} dims", f"{x.ndim} dims, as the source")
-            self._index_fits("scatter", "src", index, source, None)
         else:
             self._number_for("scatter", "src", source, x.dtype)
-        self._index_fits("scatter", x.name, index, x, at)
         return self._call(AlongAxis("scatter", at), [x, index, source], [x.dtype])[0]
 
     def index_put_accumulate(self, x: TensorView, index: TensorView, value: TensorView) -> TensorView:
@@ -237,12 +243,6 @@ class CallBuilder(ReductionBuilder):
     def _has_elements(self, op: str, x: TensorView, dim: int, index: TensorView) -> None:
         if x.ndim and x.shape[dim] == 0 and 0 not in index.shape:
             raise OperandError(op, f"axis {dim} of {x.name}", "of 0", "elements for the indices to name")
-
-    def _index_fits(self, op: str, name: str, index: TensorView, x: TensorView, dim: int | None) -> None:
-        """Is the index, where sizes are static, no longer than ``x`` in the axes other than ``dim``?"""
-        for k, (n, m) in enumerate(zip(index.shape, x.shape, strict=True)):
-            if k != dim and n > m >= 0:
-                raise OperandError(op, f"axis {k} of index", f"of {n}", f"{m} at most, as in {name}")
 
     def embedding(
         self,

@@ -13,6 +13,7 @@ from ..ir.held_integers import integers_of
 from ..ir.op import Broadcast, Cast, Expand, Permute, Pointwise, Reduce, Reshape, Set, Squeeze
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
+from .call_extents import check_fits
 from .host import host_type, python_number, wide_type
 from .promotion import types
 from .table import POINTWISE, Rule, computes
@@ -150,6 +151,7 @@ class Builder:
             for name, n in zip(names, t.shape, strict=True):
                 have = sizes.get(name, 1)
                 sizes[name] = n if have == 1 or (have == -1 and n != 1) else have  # 1 beside any number is broadcast
+        check_fits(op.name, [t.shape for t in tensors], signature.fits, lambda k: tensors[k].name)
         outputs = [
             self._fusion.new_tensor([sizes[name] for name in names], dtype)
             for names, dtype in zip(signature.outputs, dtypes, strict=True)

@@ -10,6 +10,7 @@ import torch
 
 from ..ir.call import AlongAxis, Call
 from ..ir.scalar import Number, Size
+from .call_extents import Fit
 
 AxisNames = tuple[str, ...]
 Shapes = Sequence[Sequence[int]]
@@ -32,12 +33,14 @@ class Signature:
     sharded, each rank's result is a partial sum.  A trailing ``*`` marks an axis that may not be sharded.
     ``extents``: of the names that outputs alone have; -1 where the sizes are not known yet.
     ``alike``: names whose axes have to be of one extent, of which 1 is not repeated.
+    ``fits``: what else extents have to be beside each other.
     """
 
     inputs: tuple[AxisNames, ...]
     outputs: tuple[AxisNames, ...]
     extents: Mapping[str, int] = field(default_factory=dict[str, int])
     alike: Collection[str] = ()
+    fits: Sequence[Fit] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..ir.call import Call, Embedding
+from .call_extents import Fit, Rule, fits_at_end
 from .call_signature import (
     Arguments,
     AxisNames,
@@ -43,7 +44,13 @@ def _gather(shapes: Shapes, call: Call) -> Signature:
     target = renamed(axis_names(len(index), "k"), dim, "k*")
     source: AxisNames = tuple(target[k] if k != dim and n == index[k] and n >= 0 else f"a{k}*" for k, n in enumerate(x))
     target = tuple(name if k == dim or source[k] == name else f"k{k}*" for k, name in enumerate(target))
-    return Signature((source, target), (target,))
+    return Signature((source, target), (target,), fits=_index_within(shapes, 0, dim))
+
+
+def _index_within(shapes: Shapes, k: int, dim: int | None = None) -> list[Fit]:
+    """An index, which is tensor 1, is no longer than tensor ``k`` but along ``dim``; without elements it fits all."""
+    at = [] if 0 in shapes[1] else [at for at in range(len(shapes[1])) if at != dim]
+    return [Fit((1, axis), (k, axis), Rule.WITHIN) for axis in at]
 
 
 def _run_gather(values: Arguments, call: Call) -> torch.Tensor:
@@ -76,7 +83,8 @@ def _scatter(shapes: Shapes, call: Call) -> Signature:
         inputs.append(
             tuple(names[k] if n == x[k] and n >= 0 and k != dim else f"i{j}_{k}*" for k, n in enumerate(shape))
         )
-    return Signature(tuple(inputs), (names,))
+    fits = [fit for k in range(len(shapes)) if k != 1 for fit in _index_within(shapes, k, None if k else dim)]
+    return Signature(tuple(inputs), (names,), fits=fits)
 
 
 def _run_scatter(values: Arguments, call: Call) -> torch.Tensor:
@@ -90,7 +98,9 @@ def _run_scatter(values: Arguments, call: Call) -> torch.Tensor:
 
 def _index_put(shapes: Shapes, call: Call) -> Signature:
     rest = axis_names(len(shapes[0]) - 1)
-    return Signature((("v*", *rest), ("k*",), ("k*", *rest)), (("v*", *rest),))
+    beside = [(1, 0), *((0, at) for at in range(1, len(shapes[0])))]
+    fits = tuple(fits_at_end(2, shapes, beside, Rule.REPEATED))
+    return Signature((("v*", *rest), ("k*",), ("k*", *rest)), (("v*", *rest),), fits=fits)
 
 
 def _run_index_put(values: Arguments, call: Call) -> torch.Tensor:

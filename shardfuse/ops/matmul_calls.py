@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
 from ..ir.call import Call, WithRoles
+from .call_extents import Fit, Place, Rule, fits_at_end
 from .call_signature import Arguments, AxisNames, Result, Shapes, Signature, TorchCall, axis_names, tensors_of, told
 
 
@@ -37,11 +38,15 @@ def _linear(shapes: Shapes, _: Call) -> Signature:
     is_matrix = len(shapes[1]) == 2
     weight = ("n", "k") if is_matrix else ("k",)
     bias: list[AxisNames] = [("n",) if len(s) else () for s in shapes[2:]]
-    return Signature(((*rows, "k"), weight, *bias), ((*rows, "n") if is_matrix else rows,), alike=("k",))
+    out = (*rows, "n") if is_matrix else rows
+    fits = [Fit((2, 0), (1, 0)) for names in bias if names]
+    return Signature(((*rows, "k"), weight, *bias), (out,), alike=("k",), fits=fits)
 
 
 _GROUPED = ("g", "g*", "k*")
 """Axes of groups, of which each has a matrix and an offset, and axes that are added up."""
+_ADDED = ("alpha", "bias", "beta")
+"""Roles of what a scaled product is multiplied by, and of what is added to it."""
 
 
 def _grouped_axes(a: int, b: int) -> tuple[AxisNames, AxisNames, AxisNames, AxisNames]:
@@ -62,7 +67,23 @@ def _grouped_mm(shapes: Shapes, call: Call) -> Signature:
         return Signature(tuple(inputs), (out,), alike=_GROUPED)
     inputs += [axis_names(len(s), role) for role, s in zip(roles_of(call)[3:], shapes[3:], strict=True)]
     # Scales are per group and row: nothing is sharded.
-    return Signature(tuple(map(_starred, inputs)), (_starred(out),), alike=_GROUPED)
+    fits = tuple(_grouped_fits(shapes, call))
+    return Signature(tuple(map(_starred, inputs)), (_starred(out),), alike=_GROUPED, fits=fits)
+
+
+def _grouped_fits(shapes: Shapes, call: Call) -> Iterator[Fit]:
+    """What scales and what is added are beside the matrices; of a matrix of all groups no scale is repeated."""
+    a, b = len(shapes[0]), len(shapes[1])
+    groups, rows, columns = (2, 0), (0, a - 2), (1, b - 1)
+    for k, role in enumerate(roles_of(call)):
+        if role in ("scale1", "scale2"):
+            own = (rows, None) if role == "scale1" else (None, columns)
+            beside: tuple[Place | None, ...] = own if len(shapes[k]) == 2 else (groups, *own)
+            for at, other in enumerate(beside):
+                is_cut = a != b and (at == 0 or len(beside) == 2)
+                yield Fit((k, at), other, Rule.EQUAL if is_cut else Rule.REPEATED)
+        elif role in _ADDED:
+            yield from fits_at_end(k, shapes, (rows, columns) if a != b else (groups, rows, columns), Rule.REPEATED)
 
 
 def _starred(names: AxisNames) -> AxisNames:
@@ -95,7 +116,7 @@ def _finished(result: torch.Tensor, given: Mapping[str, torch.Tensor], dtype: to
 def _scale_of(scale: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """One scale for each block of the contracted axis, repeated to the matrix's shape."""
     scale = scale.float()
-    for k, (n, m) in enumerate(zip(scale.shape, matrix.shape[-scale.ndim :], strict=True)):
+    for k, (n, m) in enumerate(zip(scale.shape, matrix.shape[matrix.ndim - scale.ndim :], strict=True)):
         if n not in (1, m):
             scale = scale.repeat_interleave(m // n, k)
     return scale
@@ -155,7 +176,14 @@ def _scaled_mm(shapes: Shapes, call: Call) -> Signature:
     inputs += [
         tuple(f"{n}*" for n in axis_names(len(s), role)) for role, s in zip(roles_of(call)[2:], shapes[2:], strict=True)
     ]
-    return Signature(tuple(inputs), (("m*", "n*"),), alike=("k*",))
+    fits: list[Fit] = []
+    for k, role in enumerate(roles_of(call)):
+        if role in ("scale1", "scale2"):
+            j = 0 if role == "scale1" else 1
+            fits += fits_at_end(k, shapes, ((j, 0), (j, 1)), Rule.BLOCKS)
+        elif role in _ADDED:
+            fits += fits_at_end(k, shapes, ((0, 0), (1, 1)), Rule.REPEATED)
+    return Signature(tuple(inputs), (("m*", "n*"),), alike=("k*",), fits=fits)
 
 
 def _run_scaled_mm(values: Arguments, call: Call) -> Result:

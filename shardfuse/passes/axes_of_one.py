@@ -8,7 +8,7 @@ from typing import cast
 
 from ..errors import OperandError, ShapeError
 from ..ir.base_op import numbers
-from ..ir.call import AlongAxis, Call, TopK
+from ..ir.call import AlongAxis, Call, Embedding, TopK
 from ..ir.digits import Axis, CutError, extent, reshape
 from ..ir.expr import BoundTensor
 from ..ir.op import Broadcast, Cast, Expand, Full, Iota, Op, Permute, Random, Reduce, Reshape, Set, Squeeze, ViewOp
@@ -56,7 +56,8 @@ def axes_of_one(
 
 
 def check_chosen(op: Call, operands: Sequence[BoundTensor]) -> None:
-    """Raise ``ShapeError`` where the largest or smallest of nothing, or more than there are, are to be found."""
+    """Raise ``ShapeError`` where the largest or smallest of nothing, or more than there are, are to be found, and
+    where a row that an embedding leaves out is none of its rows."""
     if isinstance(op, TopK):
         x, k = operands[0], op.k
         sizes = [extent(axis) for axis in x.domain.logical]
@@ -73,6 +74,12 @@ def check_chosen(op: Call, operands: Sequence[BoundTensor]) -> None:
             over = "" if op.dim is None else f" over axis {op.dim}"
             remedy = f"nothing has no {op.name}: leave such tensors out"
             raise ShapeError(op.name, f"{x} of {sizes}{over}", "at least one element", remedy)
+    if isinstance(op, Embedding) and isinstance(op.padding_idx, int):
+        weight, at = operands[1], op.padding_idx
+        n = extent(weight.domain.logical[0])
+        if not -n <= at < n:
+            found = f"padding_idx={at}, and {n} rows of {weight}"
+            raise ShapeError(op.name, found, f"a row from {-n} to {n - 1}", "pass one of them, or leave it out")
 
 
 def check_steps(op: Full | Iota | Random) -> None:

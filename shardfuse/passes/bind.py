@@ -62,6 +62,7 @@ from ..ir.op import (
 )
 from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
+from ..ops.call_extents import check_fits
 from ..ops.torch_calls import TORCH_CALLS
 from .aliases import settle_aliases
 from .axes_of_one import axes_of_one, check_chosen, check_sizes, check_steps
@@ -364,12 +365,14 @@ class _Binder:
     def call_axes(self, op: Call, values: list[Value]) -> list[list[Axis]]:
         where = [k for k, v in enumerate(values) if isinstance(v, BoundTensor)]
         operands = [cast(BoundTensor, values[k]) for k in where]
-        signature = TORCH_CALLS[op.name].signature([[extent(a) for a in t.domain.logical] for t in operands], op)
+        shapes = [[extent(a) for a in t.domain.logical] for t in operands]
+        signature = TORCH_CALLS[op.name].signature(shapes, op)
         places: dict[str, list[tuple[int, int]]] = {}
         for k, names in enumerate(signature.inputs):
             for at, name in enumerate(names):
                 places.setdefault(name, []).append((k, at))
         check_alike(op.name, operands, [places[name] for name in signature.alike if name in places])
+        check_fits(op.name, shapes, signature.fits, lambda k: str(operands[k]))
         # What no output has, and may not be sharded, is never walked with the other axes: the parts of a cat.
         kept = [name for names in signature.outputs for name in names]
         apart = [name for name in places if name.endswith("*") and name not in kept]
