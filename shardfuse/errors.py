@@ -202,10 +202,25 @@ class ScheduleError(ShardfuseError):
 
 
 class ShapeError(ShardfuseError):
-    """Operands of an op do not fit each other, or an op's shape argument does not fit its operand."""
+    """Operands of an op do not fit each other, or an op's shape argument does not fit its operand.
 
-    def __init__(self, op: str, found: str, expected: str, remedy: str) -> None:
+    ``misfits``: the number of a tensor among the operands, its axis, and the extent that would fit there.
+    """
+
+    def __init__(
+        self, op: str, found: str, expected: str, remedy: str, misfits: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
         super().__init__(f"{op}: found {found}, expected {expected}; {remedy}")
+        self._remedy = remedy
+        self.misfits = misfits
+        self.of_inputs: Sequence[tuple[str, int, int]] = ()
+        """Of ``misfits`` those that are axes of inputs: the name, the axis, and the extent that would fit."""
+
+    def advise(self, remedy: str) -> None:
+        """Say another remedy, now that more is known."""
+        sentence, lines = self._sentence or str(self), self._lines
+        self.args, self._lines = (f"{sentence.removesuffix(self._remedy)}{remedy}",), ()
+        self.at(lines)
 
 
 class ShardingError(ShardfuseError):

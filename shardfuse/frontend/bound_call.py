@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..compiler import Plan
@@ -27,6 +27,7 @@ class BoundCall:
     """What a program is bound for.  key: that it is found by; ranks: of all meshes; text: what they must have alike.
 
     has_part: False on a rank that none of the program is on, and that does not know its sizes.
+    said: the inputs whose unsharded sizes the caller said.
     """
 
     key: Hashable
@@ -37,3 +38,4 @@ class BoundCall:
     ranks: tuple[int, ...]
     text: str
     has_part: bool = True
+    said: Collection[TensorView] = ()

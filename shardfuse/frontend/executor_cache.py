@@ -60,6 +60,7 @@ from .profiled import observed
 from .promise_arguments import check_promises_kept
 from .script import definition_script
 from .tuned_plans import Chosen, warn_of_untuned
+from .whole_arguments import wholes_named
 
 PROGRAMS = 256
 """Bound programs that one fusion keeps."""
@@ -330,7 +331,8 @@ class FusionExecutorCache:
             sizes[u.tv][u.axis] = sum_over_mesh(u.local, mesh, u.mesh_dims, self._team, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
-        call = BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
+        text = self._description(sizes, bound.device, numbers)
+        call = BoundCall(key, bound, sizes, numbers, rank, ranks, text, said=said)
         return told_elsewhere(call, self.options, partial(self.plan, sizes, numbers, bound.device))
 
     def _bind(self, call: BoundCall) -> Made:
@@ -341,8 +343,9 @@ class FusionExecutorCache:
             kernels: Kernels = {}
             compiled = partial(builder_of, self.fusion, call, options=self.options, kernels=kernels)
             plan = partial(self.plan, call.sizes, call.numbers, call.bound.device)
-            agree_on_memory(call, self.options, plan, compiled, self._lines_named)
-            made = self._made(call, call.text, kernels)
+            with wholes_named(self.fusion, call):
+                agree_on_memory(call, self.options, plan, compiled, self._lines_named)
+                made = self._made(call, call.text, kernels)
             is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers, call.bound.device)) is not None
             if self.options.autotunes(call.bound.device) and not is_tuned:
                 self._tune(call, self.tuner())

@@ -75,4 +75,6 @@ def check_fits(op: str, shapes: Sequence[Sequence[int]], fits: Iterable[Fit], na
         if beside is None:
             raise ShapeError(op, found, fit.rule.expected(m), "correct the sizes")
         found = f"{found} and {m} in axis {beside[1]} of {name(beside[0])}"
-        raise ShapeError(op, found, f"{fit.rule.expected(m)} in the former", "correct the sizes")
+        raise ShapeError(
+            op, found, f"{fit.rule.expected(m)} in the former", "correct the sizes", [(k, at, m), (*beside, n)]
+        )

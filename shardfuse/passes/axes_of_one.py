@@ -100,7 +100,8 @@ def _whole_shape(asked: tuple[int, ...], x: BoundTensor) -> tuple[int, ...]:
     if -1 in shape and not known and not prod(have):
         raise ShapeError("reshape", found, "a size in place of -1, as every size fits", "pass it")
     if prod(shape) != prod(have) or min(shape, default=0) < 0:
-        raise ShapeError("reshape", found, f"{prod(have)} elements", "correct the shape")
+        fitting = [(0, k, n * prod(shape) // (prod(have) or 1)) for k, n in enumerate(have)]
+        raise ShapeError("reshape", found, f"{prod(have)} elements", "correct the shape", fitting)
     return tuple(shape)
 
 
@@ -120,6 +121,7 @@ def _expanded(x: BoundTensor, shape: tuple[int, ...], fresh: Callable[[int], Axi
                 f"{extent(axis)} in axis {k} of {x} to {n}",
                 "an axis of 1, or the same size",
                 "correct the shape",
+                [(0, k, n)],
             )
         axes.append(axis if axis and extent(axis) == n else fresh(n))
     return axes

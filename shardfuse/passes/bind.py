@@ -68,7 +68,7 @@ from .aliases import settle_aliases
 from .axes_of_one import axes_of_one, check_chosen, check_sizes, check_steps
 from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
 from .scalar_values import HostScalars
-from .shared_axes import breadth, check_alike, extents_differ, holding_again
+from .shared_axes import axes_of_inputs, breadth, check_alike, extents_differ, holding_again
 
 
 def bind(
@@ -112,7 +112,13 @@ class _Binder:
                 inputs.append(self.define(declared.val, self.fresh_for(declared.val, self.sizes[declared.val])))
         for record in self.fusion.records:
             with lines_named(self.fusion, record.outputs[0]):
-                self.bind_record(record)
+                try:
+                    self.bind_record(record)
+                except ShapeError as error:
+                    operands = [self.tensors[v] for v in record.inputs if isinstance(v, TensorView)]
+                    given = {v.name: self.tensors[v] for v in self.sizes}
+                    error.of_inputs = axes_of_inputs(error, operands, given)
+                    raise
         for tv, tensor in self.tensors.items():
             check_mesh_has(tv)
             if tv.domain.mesh is not None or tv.domain.allocation is not None or tv.allocation_rank:

@@ -42,7 +42,21 @@ def extents_differ(
 ) -> ShapeError:
     """The error of two axes that cannot be one."""
     shown = [f"{_extent_at(operands, (k, at))} in axis {at} of {operands[k]}" for k, at in (first, other)]
-    return ShapeError(op, f"extent {' and '.join(shown)}", expected, remedy)
+    misfits = [(*place, _extent_at(operands, beside)) for place, beside in ((first, other), (other, first))]
+    return ShapeError(op, f"extent {' and '.join(shown)}", expected, remedy, misfits)
+
+
+def axes_of_inputs(
+    error: ShapeError, operands: Sequence[BoundTensor], inputs: Mapping[str, BoundTensor]
+) -> list[tuple[str, int, int]]:
+    """The axes of ``inputs`` that those of ``operands`` which do not fit are, and the extents that would fit."""
+    return [
+        (name, d, n)
+        for k, at, n in error.misfits
+        for name, tensor in inputs.items()
+        for d, axis in enumerate(tensor.domain.logical)
+        if axis and axis == operands[k].domain.logical[at]
+    ]
 
 
 def _extent_at(operands: Sequence[BoundTensor], place: Place) -> int:
