@@ -32,6 +32,8 @@ _NAMES: dict[Hint, str] = {
 }
 _INPUTS = Sequence[object]
 """What a run is given: each is checked where it is bound to an input of the fusion, by whose name errors go."""
+INPUTS = "a list with an argument for each input of the fusion, [x] for one"
+"""The same in the sentence of an error."""
 
 
 def checked(
@@ -216,7 +218,7 @@ def _is_mapping(value: object, key: Check, entry: Check) -> bool:
 
 def _taken(name: str, hint: Hint, found: object) -> str:
     if name == "inputs":
-        return "a list with an argument for each input of the fusion, [x] for one"
+        return INPUTS
     return _expected(hint, found)
 
 

@@ -82,7 +82,7 @@ def _advice(texts: Sequence[Sequence[str]], found: Sequence[str]) -> str:
     )
     if any(": unsharded [" in line for line in found):
         advice += (
-            "; where their shards differ in size, say of what: by sizes= of execute(), unsharded= of a module of "
-            "shardfuse.nn, or a DTensor"
+            "; where their shards differ in size, say of what: by the shape in define_tensor(), sizes= of "
+            "shardfuse.FusionDefinition.execute(), unsharded= of a module of shardfuse.nn, or a DTensor"
         )
     return advice

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
+import shardfuse
 import shardfuse.compat.nvfuser_direct as nvfuser_direct
 from shardfuse.compat.nvfuser_direct import DataType, FusionDefinition
+from shardfuse.errors import ShardfuseError, UnknownOpError
 
 
 @pytest.mark.parametrize(
@@ -62,3 +67,98 @@ def test_what_is_not_there_says_so() -> None:
             t.cache_after()
         with pytest.raises(AttributeError, match="did you mean"):
             fd.ops.rsqrtt(t)
+
+
+def negated() -> FusionDefinition:
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.neg(fd.define_tensor(shape=[-1])))
+    return fd
+
+
+def executor(fd: FusionDefinition) -> nvfuser_direct.FusionExecutorCache:
+    fd.execute([torch.ones(3)])
+    return fd.fec
+
+
+GIVEN: dict[str, Callable[[FusionDefinition, Any], object]] = {
+    "execute": lambda fd, given: fd.execute(given),
+    "execute, saved": lambda fd, given: fd.execute(given, save_repro_inputs=True),
+    "validate": lambda fd, given: fd.validate(given),
+    "manual_execute": lambda fd, given: fd.manual_execute(given),
+    "manual_validate": lambda fd, given: fd.manual_validate(given),
+    "repro_script_for": lambda fd, given: fd.repro_script_for(given),
+    "execute of the executor": lambda fd, given: executor(fd).execute(given),
+    "is_compiled of the executor": lambda fd, given: executor(fd).is_compiled(given),
+    "get_scheduled_ir of the executor": lambda fd, given: executor(fd).get_scheduled_ir(given),
+}
+
+
+@pytest.mark.parametrize(
+    "given", [torch.ones(3), torch.ones(1), torch.ones(3).numpy(), 3, "x", {"x": torch.ones(3)}], ids=repr
+)
+@pytest.mark.parametrize("call", GIVEN)
+def test_inputs_are_a_list(call: str, given: object) -> None:
+    """A tensor's rows were taken for arguments: of one row, the fusion ran on it."""
+    method, fd = call.split()[0].rstrip(","), negated()
+    with pytest.raises(RuntimeError, match=f"^{method}: found inputs .*, expected a list with an argument") as error:
+        GIVEN[call](fd, given)
+    assert isinstance(error.value, ShardfuseError)
+    assert not getattr(error.value, "__notes__", [])
+
+
+def test_what_else_lists_inputs_is_taken() -> None:
+    x = torch.ones(3)
+    for given in ([x], (x,), iter([x]), (t for t in [x]), {"x": x}.values()):
+        assert torch.equal(negated().execute(given)[0], -x)
+    with pytest.raises(RuntimeError, match="the fusion was given 2 inputs, it declares 1"):
+        negated().validate([x, x])
+
+
+def test_one_rank_alone_that_passes_a_tensor() -> None:
+    """The others are told, and end at once."""
+
+    def main() -> str:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor(shape=[-1, 4], contiguity=True)
+            fd.add_output(fd.ops.sum(x, [0]))
+            x.set_device_mesh(nvfuser_direct.multidevice.DeviceMesh([0, 1]))
+            x.outer_split(0, 2)
+            x.axis(0).parallelize(nvfuser_direct.ParallelType.mesh_x)
+        given: Any = torch.ones(4, 4)
+        with pytest.raises(RuntimeError) as error:
+            fd.execute(given if torch.distributed.get_rank() == 0 else [given])
+        return str(error.value)
+
+    own, other = shardfuse.simulate(main, world_size=2)
+    assert own.startswith("execute: found inputs a Tensor of shape [4, 4], expected a list")
+    assert other.startswith(f"rank 0 failed: {own}")
+
+
+def test_advice_that_holds_here_too() -> None:
+    """``execute`` has no ``sizes=`` here: the shape in the definition says an unsharded size."""
+
+    def main() -> str:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor(shape=[-1, 4], contiguity=True)
+            fd.add_output(fd.ops.sum(x, [0]))
+            x.set_device_mesh(nvfuser_direct.multidevice.DeviceMesh([0, 1]))
+            x.outer_split(0, 2)
+            x.axis(0).parallelize(nvfuser_direct.ParallelType.mesh_x)
+        with pytest.raises(RuntimeError) as error:
+            fd.execute([torch.ones(4 + torch.distributed.get_rank(), 4)])
+        return str(error.value)
+
+    for message in shardfuse.simulate(main, world_size=2):
+        assert "the ranks do not run the same program" in message
+        assert "by the shape in define_tensor(), sizes= of shardfuse.FusionDefinition.execute()" in message
+
+
+def test_an_op_that_is_not_there() -> None:
+    """A RuntimeError, as all of shardfuse's here, and an AttributeError, as of every name that is not there."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor(shape=[-1, -1])
+        for call in (lambda: fd.ops.softmax(x, 1), lambda: nvfuser_direct.ops.softmax(x, 1)):
+            for kind in (RuntimeError, AttributeError, UnknownOpError):
+                with pytest.raises(kind, match=r"fd\.ops has no op 'softmax'"):
+                    call()
+        assert not hasattr(fd.ops, "softmax")

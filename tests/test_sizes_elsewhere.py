@@ -58,7 +58,7 @@ def test_a_plan_of_an_uneven_shard_asks_for_the_size() -> None:
             x.outer_split(0, size, uneven=True)
             x.axis(0).parallelize(X)
         shard = [mesh.shard_tensor(torch.ones(5, 4), 0)]
-        message = r"Expected input 0, T0, .* size of axis 0 but got an uneven one.*: pass sizes=\{...\} with the inputs"
+        message = r"Expected input 0, T0, .* size of axis 0 but got an uneven one.*: declare it, or pass sizes=\{...\}"
         with pytest.raises(InputError, match=message):
             fd.explain(shard)
         assert len(fd.explain(shard, sizes={x: (5, 4)}).collectives) == 1

@@ -223,7 +223,8 @@ def check_local_shape(
     remedy = "pass this rank's piece, or correct the sizes in the definition"
     if val.shape[at] < 0 and is_uneven(val.domain, val.domain.logical[at]):
         remedy = (
-            f"pass this rank's piece, or say by sizes= of execute() how long axis {at} is: where that is left out, "
+            f"pass this rank's piece, or say by the shape in define_tensor(), or by sizes= of "
+            f"shardfuse.FusionDefinition.execute(), how long axis {at} is: where that is left out, "
         )
         remedy += "it is as long as the axis of another input with which an op pairs it, but for one that is broadcast"
     raise InputError(k, val.name, f"shape {list(found)}", f"of shape {list(expected)}{where}", remedy)

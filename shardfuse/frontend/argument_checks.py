@@ -43,7 +43,7 @@ def check_known(fusion: Fusion, unknown: Sequence[Unknown]) -> None:
     for one in unknown:
         index, found = [i.val for i in fusion.inputs].index(one.tv), f"an uneven one, {one.local} long"
         expected = f"a shard that tells the unsharded size of axis {one.axis}"
-        raise InputError(index, one.tv.name, found, expected, "pass sizes={...} with the inputs")
+        raise InputError(index, one.tv.name, found, expected, "declare it, or pass sizes={...} with the inputs")
 
 
 def asks_other_ranks(fusion: Fusion) -> bool:

@@ -9,10 +9,14 @@ from typing import cast
 
 import torch
 
+from shardfuse.compat.nvfuser_direct.listed_inputs import listed
 from shardfuse.compat.nvfuser_direct.nvfuser_errors import translated
 from shardfuse.compat.nvfuser_direct.values import TensorView, Val, handle, plain
+from shardfuse.executor.agreement import failures_told
 from shardfuse.executor.binding import Argument
 from shardfuse.executor.options import CompileOptions
+from shardfuse.frontend.argument_checks import ranks_of
+from shardfuse.frontend.counted_calls import RefusalsNoted
 from shardfuse.frontend.executor_cache import FusionExecutorCache as NativeCache
 from shardfuse.frontend.explain import explain_plan
 from shardfuse.frontend.script import definition_script
@@ -108,12 +112,21 @@ class FusionExecutorCache:
         _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
         """nvFuser's options name its own schedulers: shardfuse has no such switches and takes none of them up."""
-        found = self.native.execute(list(inputs), device=home_of(inputs, device))
+        given = self.listed(inputs)
+        found = self.native.execute(given, device=home_of(given, device))
         last_run[:] = [self]
         return cast("list[torch.Tensor]", found)
 
+    def listed(self, inputs: object) -> list[Argument]:
+        """What ``execute`` is given as a list; where it is none, the other ranks are told."""
+        if isinstance(inputs, list):
+            return cast("list[Argument]", inputs)
+        team = ranks_of(self._fusion.native)
+        with RefusalsNoted(self.native, team), failures_told(team):
+            return listed("execute", inputs)
+
     def is_compiled(self, inputs: Sequence[Argument]) -> bool:
-        return self.native.is_compiled(list(inputs))
+        return self.native.is_compiled(listed("is_compiled", inputs))
 
     def get_cuda_kernel(self, inputs: Sequence[Argument]) -> str:
         """The generated Triton kernels that last ran."""
@@ -122,7 +135,7 @@ class FusionExecutorCache:
 
     @translated
     def get_scheduled_ir(self, inputs: Sequence[Argument]) -> str:
-        return str(explain_plan(self.native.plan_for(list(inputs), None)))
+        return str(explain_plan(self.native.plan_for(listed("get_scheduled_ir", inputs), None)))
 
     @translated
     def get_most_recent_scheduled_ir(self) -> str:

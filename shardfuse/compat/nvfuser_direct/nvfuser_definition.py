@@ -18,10 +18,11 @@ from shardfuse.compat.nvfuser_direct.execution import (
     home_of,
     nvfuser_script,
 )
+from shardfuse.compat.nvfuser_direct.listed_inputs import listed
 from shardfuse.compat.nvfuser_direct.nvfuser_errors import translated
 from shardfuse.compat.nvfuser_direct.operations import Operations
 from shardfuse.compat.nvfuser_direct.values import TensorView, Val, plain
-from shardfuse.executor.binding import Argument
+from shardfuse.executor.binding import Argument, check_kinds
 from shardfuse.frontend import definition as native
 from shardfuse.frontend.repro import described, repro_script, reproduced
 from shardfuse.frontend.validation import validated
@@ -193,8 +194,6 @@ class FusionDefinition:
         _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
         """Run on this rank's tensors."""
-        if save_repro_inputs:
-            self._described = [described(v) for v in inputs]
         assert not hasattr(self, "ke"), "KernelExecutor already exists! Use manual_execute() to execute the fusion."
         if "fec" not in self.__dict__:
             is_valid, message = self.validate_definition()
@@ -202,6 +201,9 @@ class FusionDefinition:
                 raise NotImplementedError(message)
             self.fec = FusionExecutorCache(self._open())
             del self._fusion
+        inputs = self.fec.listed(inputs)
+        if save_repro_inputs:
+            self._described = [described(v) for v in inputs]
         flat: list[Argument] = []
         for v in inputs:  # a vector is so many numbers
             flat += cast("Sequence[Argument]", v) if isinstance(v, list | tuple) else [v]
@@ -212,6 +214,7 @@ class FusionDefinition:
 
     def manual_execute(self, inputs: Sequence[Argument], heuristic_params: object = None) -> list[torch.Tensor]:
         """Run by a KernelExecutor; the schedule is shardfuse's own."""
+        inputs = listed("manual_execute", inputs)
         assert "fec" not in self.__dict__, "FusionExecutorCache already exists! Use execute() to execute the fusion."
         if not hasattr(self, "ke"):
             self.ke = KernelExecutor()
@@ -228,7 +231,8 @@ class FusionDefinition:
         **kwargs: Any,
     ) -> list[torch.Tensor]:
         """``execute``, with the outputs compared to the references, or to torch."""
-        fusion = self.fusion.native
+        inputs, fusion = listed("validate", inputs), self.fusion.native
+        check_kinds(fusion, inputs)
         run = partial(self.execute, inputs, device=device, **kwargs)
         return validated(fusion, inputs, run, reference_outputs, home_of(inputs, device))
 
@@ -236,13 +240,15 @@ class FusionDefinition:
     def manual_validate(
         self, inputs: Sequence[Argument], reference_outputs: Sequence[torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
+        inputs = listed("manual_validate", inputs)
+        check_kinds(self.fusion.native, inputs)
         run, home = partial(self.manual_execute, inputs), home_of(inputs, None)
         return validated(self.fusion.native, inputs, run, reference_outputs, home)
 
     # text
 
     def repro_script_for(self, inputs: Sequence[Argument] | None = None) -> str:
-        given = None if inputs is None else [described(v) for v in inputs]
+        given = None if inputs is None else [described(v) for v in listed("repro_script_for", inputs)]
         return repro_script(self, given, module="nvfuser_direct")
 
     def last_repro_script(self) -> str:

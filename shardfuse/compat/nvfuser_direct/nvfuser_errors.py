@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from shardfuse.errors import ShardfuseError
+from shardfuse.errors import ShardfuseError, UnknownOpError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,16 +19,25 @@ class NvFuserError(ShardfuseError, RuntimeError):
         super().__init__(message)
 
 
+class NvFuserUnknownOpError(NvFuserError, UnknownOpError):
+    """``fd.ops`` has no op of that name: an AttributeError too, so that ``hasattr`` tells."""
+
+    def __init__(self, message: str) -> None:
+        ShardfuseError.__init__(self, message)
+
+
 def translated(function: Callable[P, R]) -> Callable[P, R]:
-    """``function`` with every ShardfuseError that is no built-in error raised as a RuntimeError."""
+    """``function`` with every ShardfuseError that is no AssertionError raised as a RuntimeError."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except ShardfuseError as error:
-            if isinstance(error, RuntimeError | NotImplementedError | AssertionError | AttributeError):
+            if isinstance(error, RuntimeError | AssertionError):
                 raise
+            if isinstance(error, UnknownOpError):
+                raise NvFuserUnknownOpError(str(error)) from error
             raise NvFuserError(str(error)) from error
 
     return call

@@ -45,6 +45,7 @@ class Operations:
         self._fusion = fusion
         self._ops = Ops(fusion)
 
+    @translated
     def __getattr__(self, name: str) -> Callable[..., Any]:
         native = _NAMES.get(name, name)
         if native in POINTWISE or name == "truediv":
