@@ -8,6 +8,15 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 
+class Words(str):
+    """What was found, in words: it is shown without the quotation marks of a caller's string."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def shown(value: object) -> str:
     """``value`` in a sentence: its kind where writing it out would be long, or read a tensor from a GPU."""
     if isinstance(value, torch.Tensor):

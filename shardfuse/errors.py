@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from .base_error import ArgumentError as ArgumentError
 from .base_error import ShardfuseError as ShardfuseError
+from .base_error import Words as Words
 from .base_error import shown
 from .call_errors import CallLeftOutError as CallLeftOutError
 from .call_errors import ProgramMismatchError as ProgramMismatchError
@@ -348,12 +349,14 @@ class IndexRangeError(ShardfuseError, IndexError):
     """An index of an index op is beyond the axis that it reads or writes.
 
     ``op``: with the name of its result; ``table``: the name of what is indexed.
+    ``index``: what holds the index; None where that is the number itself.
     """
 
-    def __init__(self, op: str, index: str, found: int, lowest: int, extent: int, dim: int, table: str) -> None:
+    def __init__(self, op: str, index: str | None, found: int, lowest: int, extent: int, dim: int, table: str) -> None:
         allowed = f"{lowest} to {extent - 1}" if extent else "no index"
         super().__init__(
-            f"{op}: index {index} holds {found}, expected {allowed}: axis {dim} of {table} has {extent} elements"
+            f"{op}: index {f'{index} holds ' if index else ''}{found}, expected {allowed}: "
+            f"axis {dim} of {table} has {extent} elements"
         )
 
 

@@ -51,6 +51,25 @@ def refusals() -> dict[str, tuple[Callable[[FusionDefinition], Any], type[Except
         "a number for a mask": (
             lambda fd: fd.ops.sdpfa_fwd(x(fd), x(fd), x(fd), 0.5), OperandError, "bias is 0.5, expected a TensorView",
         ),
+        "an index that is longer": (
+            lambda fd: fd.ops.gather(x(fd), fd.define_tensor([2, 5], dtype=DataType.Int), 0), ShapeError,
+            "^gather: found extent 5 in axis 1 of T1 and 4 in axis 1 of T0, expected 4 at most in the former",
+        ),
+        "an index of another rank": (
+            lambda fd: fd.ops.gather(x(fd), fd.define_tensor([2], dtype=DataType.Int), 0), OperandError,
+            "ops.gather: index is a tensor of 1 dims, expected 2 dims, as the source",
+        ),
+        "an axis that is not 1": (
+            lambda fd: fd.ops.squeeze(x(fd), 1), OperandError,
+            "ops.squeeze: axis 1 of T0 is of extent 4, expected an axis of extent 1",
+        ),
+        "a size that is not an axis's": (
+            lambda fd: fd.ops.broadcast_in_dim(x(fd), [2, 3, 5], [1, 2]), OperandError,
+            r"ops.broadcast_in_dim: shape\[2\] is 5, expected 4, the size of that axis",
+        ),
+        "a size that is none": (
+            lambda fd: fd.ops.broadcast_in_dim(x(fd), [2, 3, 0.5], [1, 2]), OperandError, "ops.broadcast_in_dim: shape",
+        ),
         "a dim too far": (lambda fd: fd.ops.sum(x(fd), [2]), AxisError, "no logical axis 2: it has 2, pass one from"),
         "a dim twice": (lambda fd: fd.ops.sum(x(fd), [0, -2]), OperandError, "each axis once"),
         "no permutation": (lambda fd: fd.ops.permute(x(fd), [0, 0]), OperandError, "a permutation of 2 axes"),
@@ -163,6 +182,9 @@ def sizes_that_do_not_fit() -> dict[str, tuple[Define, list[tuple[int, ...]], st
     def expanded(fd: FusionDefinition) -> None:
         fd.add_output(fd.ops.expand(fd.define_tensor([-1, -1]), [3, 7]))
 
+    def in_dim(fd: FusionDefinition) -> None:
+        fd.add_output(fd.ops.broadcast_in_dim(fd.define_tensor([-1]), [3, 7], [1]))
+
     return {
         "add": (
             add,
@@ -172,6 +194,7 @@ def sizes_that_do_not_fit() -> dict[str, tuple[Define, list[tuple[int, ...]], st
         "reshape": (flat, [(3, 4)], r"reshape: found T0 of \[3, 4\] to \[5, -1\], expected 12 elements"),
         "squeeze": (squeezed, [(3, 4)], "squeeze: found axis 1 of T0 of extent 4, expected extent 1"),
         "expand": (expanded, [(3, 4)], "expand: found 4 in axis 1 of T0 to 7, expected an axis of 1, or the same size"),
+        "broadcast_in_dim": (in_dim, [(4,)], "^broadcast_in_dim: found 4 in axis 1 of T1 to 7, expected an axis of 1"),
     }
 
 
@@ -188,6 +211,11 @@ SIZES: dict[str, tuple[Callable[[Ops, TensorView, Scalar], TensorView], int, str
     "reshape to what is below 0": (lambda o, x, n: o.reshape(x, [n, -1]), -2, r"to \[-2, -1\], expected 8 elements"),
     "reshape of nothing": (lambda o, x, n: o.reshape(o.slice(x, [0, 0], [0, 4]), [n, -1]), 0, "in place of -1"),
     "expand": (lambda o, x, n: o.expand(o.broadcast(x, [True, False, False]), [n, 2, 4]), -3, r"shape \[-3, 2, 4\]"),
+    "broadcast_in_dim": (
+        lambda o, x, n: o.broadcast_in_dim(x, [n, 2, 4], [1, 2]),
+        -3,
+        r"^broadcast_in_dim: found shape",
+    ),
     "full": (lambda o, x, n: o.full([n, 2], 1.0, dtype=DataType.Float), -1, r"full: found shape \[-1, 2\]"),
     "iota": (lambda o, x, n: o.iota(n, dtype=DataType.Int), -1, r"iota: found shape \[-1\]"),
     "uniform": (lambda o, x, n: o.uniform(0.0, 1.0, [n], dtype=DataType.Float), -1, r"uniform: found shape \[-1\]"),

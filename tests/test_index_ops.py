@@ -233,3 +233,11 @@ def test_a_number_beyond_its_axis_is_named() -> None:
             IndexRangeError, match=rf"select of T1: index S0 holds {bad}, expected -6 to 5: axis 0 of T0"
         ):
             fd.execute([TABLE, bad])
+
+
+def test_a_constant_beyond_its_axis_holds_nothing() -> None:
+    """It was "index 7 holds 7"."""
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.select(fd.define_tensor([-1, 2]), 7, 0))
+    with pytest.raises(IndexRangeError, match=r"^select of T1: index 7, expected -6 to 5: axis 0 of T0 has 6 elements"):
+        fd.execute([TABLE])

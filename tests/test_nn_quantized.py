@@ -233,16 +233,24 @@ def test_one_kernel(scales: str) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "named"),
     [
-        (lambda x: quantized.quantize(x[:, :100], scales="block"), ModuleInputError, "128"),
+        (
+            lambda x: quantized.quantize(x[:, :100], scales="block"),
+            ModuleInputError,
+            'of 128: pad them, or pass scales="row"$',
+        ),
         (lambda x: quantized.quantize(x, scales="column"), ModuleArgumentError, "scales="),
         (lambda x: quantized.quantize(x, scales=torch.ones(2)), ModuleInputError, "scales"),
         (lambda x: quantized.quantize(x, dtype=torch.int8), ModuleArgumentError, "dtype="),
         (lambda x: quantized.quantize(x.int()), ModuleInputError, "int32"),
-        (lambda x: quantized.quantize(x.requires_grad_()), ModuleInputError, "no_grad"),
+        (lambda x: quantized.quantize(x.requires_grad_()), ModuleInputError, r"no_grad\(\), or detach\(\) it$"),
         (lambda x: quantized.swiglu(x, x[:2]), ModuleInputError, "up has shape"),
         (lambda x: quantized.rms_norm(x.int(), (COLUMNS,)), ModuleInputError, "int32"),
         (lambda x: quantized.rms_norm(x, (COLUMNS,), x[0].requires_grad_()), ModuleInputError, "weight"),
-        (lambda x: quantized.swiglu(x[:, :101]), ModuleInputError, "even"),
+        (
+            lambda x: quantized.swiglu(x[:, :101]),
+            ModuleInputError,
+            "even number: it holds gate and up; or pass up too$",
+        ),
         (lambda x: quantized.rms_norm(x, (6, COLUMNS)), ModuleInputError, "last one"),
         (lambda x: quantized.rms_norm(x, (COLUMNS,), x[0, :3]), ModuleInputError, "weight"),
         (lambda x: quantized.gelu(x, "sigmoid"), ModuleArgumentError, "approximate="),

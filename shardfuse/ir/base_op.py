@@ -32,8 +32,8 @@ class BaseOp:
 
 @cache
 def _told_of(op: type[BaseOp]) -> tuple[tuple[str, object], ...]:
-    """The fields of an op but for its name, with their defaults."""
-    return tuple((f.name, f.default) for f in fields(op) if f.name not in ("name", "kind"))
+    """The fields of an op but for its names, with their defaults."""
+    return tuple((f.name, f.default) for f in fields(op) if f.name not in ("name", "kind", "called"))
 
 
 def _scalars_in(value: object) -> list[Scalar]:

@@ -7,7 +7,7 @@ inputs, and those of its fields that have no default or differ from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeGuard
 
 from ..mesh import ParallelType
@@ -77,10 +77,14 @@ class Broadcast(View):
 
 @dataclass(frozen=True)
 class Expand(View):
-    """Axes of 1 repeated to ``shape``; in a definition, -1 keeps an axis."""
+    """Axes of 1 repeated to ``shape``; in a definition, -1 keeps an axis.
+
+    called: the op of the caller's line, by which errors go.
+    """
 
     name: ClassVar[str] = "expand"
     shape: tuple[Size, ...]
+    called: str = field(default="expand", compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -152,8 +152,8 @@ class Function(Checks):
             raise ArgumentError(self.name, argument, given, "a list of sizes")
         return sizes
 
-    def refuse(self, argument: str, found: str, expected: str) -> ModuleInputError:
-        return ModuleInputError(self.name, argument, found, expected, "pass one that fits")
+    def refuse(self, argument: str, found: str, expected: str, advice: str = "pass one that fits") -> ModuleInputError:
+        return ModuleInputError(self.name, argument, found, expected, advice)
 
     def shaped(self, parameters: Parameters, shape: Sequence[int]) -> None:
         """Raise ModuleInputError for a parameter of another shape."""

@@ -335,7 +335,9 @@ def _gated(name: str, activation: Activation, gate: torch.Tensor, up: torch.Tens
     if up is not None and (up.shape != gate.shape or up.dtype != gate.dtype):
         raise function.refuse("up", f"shape {tuple(up.shape)} of {up.dtype}", f"{tuple(gate.shape)} of {gate.dtype}")
     if up is None and gate.shape[-1] % 2:
-        raise function.refuse("gate", f"{gate.shape[-1]} features", "an even number: gate and up")
+        raise function.refuse(
+            "gate", f"{gate.shape[-1]} features", "an even number", "it holds gate and up; or pass up too"
+        )
     halves = gate.chunk(2, -1) if up is None else (gate, up)
     return traced.gated(activation, halves[0], halves[1])
 

@@ -170,7 +170,7 @@ def _halves(name: str, gate: Tensor, up: Tensor | None) -> dict[str, Tensor]:
     Function(name).shape_of("gate", gate)
     if gate.ndim == 0 or gate.shape[-1] % 2:
         found = "no axis" if gate.ndim == 0 else f"{gate.shape[-1]} features"
-        raise Function(name).refuse("gate", found, "an even number: gate and up")
+        raise Function(name).refuse("gate", found, "an even number", "it holds gate and up; or pass up too")
     first, second = gate.chunk(2, -1)
     return {"gate": first, "up": second}
 
@@ -267,9 +267,11 @@ def _check(
     elif not isinstance(scales, str) or scales not in ("row", "block"):
         raise ModuleArgumentError(name, "scales", scales, '"row", "block" or a float32 tensor of one element')
     elif scales == "block" and shape[-1] % BLOCK:
-        raise function.refuse(argument, f"rows of {shape[-1]}", f"a multiple of {BLOCK}, for scales of blocks")
+        raise function.refuse(
+            argument, f"rows of {shape[-1]}", f"a multiple of {BLOCK}", 'pad them, or pass scales="row"'
+        )
     everything = {**tensors, **vectors, "scales": scales if isinstance(scales, Tensor) else None}
     for other, tensor in everything.items():
         if torch.is_grad_enabled() and tensor is not None and tensor.requires_grad:
-            expected = "one that does not: call this under torch.no_grad(), or detach() it"
-            raise function.refuse(other, "a tensor that requires a gradient", expected)
+            advice = "call this under torch.no_grad(), or detach() it"
+            raise function.refuse(other, "a tensor that requires a gradient", "one that does not", advice)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..errors import OperandError
+from ..errors import OperandError, Words
 from ..ir.call import AlongAxis, Call, Embedding, WithRoles
 from ..ir.dtype import DataType
 from ..ir.op import RngOffset, RngSeed
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
 from .build_reductions import ReductionBuilder
-from .builder import Operand, literal, normalize_dim
+from .builder import Operand, literal, normalize_dim, ranked, typed
 from .call_signature import DRAWN
 
 _NO_MATRICES = (DataType.Bool, DataType.UInt16, DataType.UInt32, DataType.UInt64, DataType.Float8_e8m0fnu)
@@ -66,7 +66,7 @@ class CallBuilder(ReductionBuilder):
         for role, scale, matrix in (("scale1", scale1, mat1), ("scale2", scale2, mat2)):
             ndim = 3 if mat1.ndim == mat2.ndim == 2 else matrix.ndim
             if scale.ndim != ndim:
-                raise OperandError("scaled_grouped_mm", role, f"a tensor of {scale.ndim} dims", f"one of {ndim} dims")
+                raise OperandError("scaled_grouped_mm", role, ranked(scale), f"one of {ndim} dims")
         return self._with_roles("scaled_grouped_mm", given, [dtype], dtype=dtype)[0]
 
     def block_scaled_mm(
@@ -87,7 +87,7 @@ class CallBuilder(ReductionBuilder):
         self._are_tensors("block_scaled_mm", given)
         for role, scale in (("scale1", scale1), ("scale2", scale2)):
             if scale.ndim > 2:
-                raise OperandError("block_scaled_mm", role, f"a tensor of {scale.ndim} dims", "one of 2 dims at most")
+                raise OperandError("block_scaled_mm", role, ranked(scale), "one of 2 dims at most")
         return self._with_roles("block_scaled_mm", given, [dtype], dtype=dtype)[0]
 
     def sdpfa_fwd(
@@ -142,7 +142,7 @@ class CallBuilder(ReductionBuilder):
         self._are_heads("sdpfa_bwd", query=query, key=key, value=value, grad_output=grad_output, output=output)
         if logsumexp.ndim != query.ndim - 1:
             raise OperandError(
-                "sdpfa_bwd", "logsumexp", f"of {logsumexp.ndim} dims", f"{query.ndim - 1}, a query's less 1"
+                "sdpfa_bwd", "logsumexp", Words(f"of {logsumexp.ndim} dims"), f"{query.ndim - 1}, a query's less 1"
             )
         return self._with_roles("sdpfa_bwd", {**given, **numbers}, [query.dtype, key.dtype, value.dtype])
 
@@ -167,7 +167,7 @@ class CallBuilder(ReductionBuilder):
         ndim = given["query"].ndim
         for role, t in given.items():
             if t.ndim < 2 or t.ndim != ndim:
-                raise OperandError(op, role, f"a tensor of {t.ndim} dims", f"{max(ndim, 2)}, [..., length, features]")
+                raise OperandError(op, role, ranked(t), f"{max(ndim, 2)}, [..., length, features]")
 
     def _with_roles(
         self, op: str, given: Mapping[str, object], dtypes: list[DataType], dtype: DataType | None = None
@@ -181,25 +181,27 @@ class CallBuilder(ReductionBuilder):
         self._same_type(op, *operands)
         first = operands[0]
         if first.dtype in _NO_MATRICES:
-            raise OperandError(op, first.name, f"a tensor of {first.dtype.name}", "floats or signed integers: cast it")
+            raise OperandError(op, first.name, typed(first), "floats or signed integers: cast it")
 
     def _same_type(self, op: str, *operands: TensorView) -> None:
         for t in operands[1:]:
             if t.dtype is not operands[0].dtype:
-                raise OperandError(op, t.name, f"of {t.dtype.name}", f"{operands[0].dtype.name}, as {operands[0].name}")
+                raise OperandError(
+                    op, t.name, Words(f"of {t.dtype.name}"), f"{operands[0].dtype.name}, as {operands[0].name}"
+                )
 
     # indexing
 
     def _index(self, op: str, index: TensorView) -> TensorView:
         if not self._tensor(op, index, 1).dtype.is_integral or index.dtype is DataType.Bool:
-            raise OperandError(op, "index", f"a tensor of {index.dtype.name}", "integers")
+            raise OperandError(op, "index", typed(index), "integers")
         return index
 
     def index_select(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
         """Slices of ``dim`` at the indices of a vector."""
         at = normalize_dim("index_select", self._tensor("index_select", x), dim)
         if self._index("index_select", index).ndim > 1:
-            raise OperandError("index_select", "index", f"a tensor of {index.ndim} dims", "a vector")
+            raise OperandError("index_select", "index", ranked(index), "a vector")
         self._has_elements("index_select", x, at, index)
         return self._call(AlongAxis("index_select", at), [x, index], [x.dtype])[0]
 
@@ -220,7 +222,7 @@ class CallBuilder(ReductionBuilder):
         if isinstance(source, TensorView):
             self._same_type("scatter", x, source)
             if source.ndim != x.ndim:
-                raise OperandError("scatter", "src", f"a tensor of {source.ndim} dims", f"{x.ndim} dims, as the source")
+                raise OperandError("scatter", "src", ranked(source), f"{x.ndim} dims, as the source")
         else:
             self._number_for("scatter", "src", source, x.dtype)
         return self._call(AlongAxis("scatter", at), [x, index, source], [x.dtype])[0]
@@ -236,13 +238,13 @@ class CallBuilder(ReductionBuilder):
     def _ranks_fit(self, op: str, x: TensorView, index: TensorView, dim: int) -> int:
         at = normalize_dim(op, self._tensor(op, x), dim)
         if self._index(op, index).ndim != x.ndim:
-            raise OperandError(op, "index", f"a tensor of {index.ndim} dims", f"{x.ndim} dims, as the source")
+            raise OperandError(op, "index", ranked(index), f"{x.ndim} dims, as the source")
         self._has_elements(op, x, at, index)
         return at
 
     def _has_elements(self, op: str, x: TensorView, dim: int, index: TensorView) -> None:
         if x.ndim and x.shape[dim] == 0 and 0 not in index.shape:
-            raise OperandError(op, f"axis {dim} of {x.name}", "of 0", "elements for the indices to name")
+            raise OperandError(op, f"axis {dim} of {x.name}", Words("of 0"), "elements for the indices to name")
 
     def embedding(
         self,
@@ -256,7 +258,7 @@ class CallBuilder(ReductionBuilder):
         self._tensor("embedding", weight, 1)
         self._index("embedding", index)
         if weight.ndim != 2:
-            raise OperandError("embedding", "weight", f"a tensor of {weight.ndim} dims", "2 dims")
+            raise OperandError("embedding", "weight", ranked(weight), "2 dims")
         self._has_elements("embedding", weight, 0, index)
         row = None if padding_idx is None else literal(padding_idx)
         options = Embedding(row, _constant("max_norm", max_norm), _constant("norm_type", norm_type))

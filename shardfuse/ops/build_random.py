@@ -13,7 +13,7 @@ from ..ir.op import Random, RandomKind
 from ..ir.scalar import Scalar, Size
 from ..ir.tensor_view import TensorView
 from .build_calls import CallBuilder
-from .builder import Operand, static
+from .builder import Operand, static, typed
 
 
 class RandomBuilder(CallBuilder):
@@ -71,7 +71,7 @@ class RandomBuilder(CallBuilder):
     def _shape_of(self, op: str, x: TensorView) -> list[Size]:
         """For random numbers of the type of ``x``."""
         if not _is_drawn(self._tensor(op, x).dtype):
-            raise OperandError(op, x.name, f"a tensor of {x.dtype.name}", "Double, Float, Half or BFloat16")
+            raise OperandError(op, x.name, typed(x), "Double, Float, Half or BFloat16")
         return [_size(n) for n in self.shape(x)]
 
     def _draw(

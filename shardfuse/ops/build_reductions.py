@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import OperandError
+from ..errors import OperandError, Words
 from ..ir.call import AlongAxis, Argsort, TopK
 from ..ir.dtype import DataType
 from ..ir.op import Reduce, ReductionKind, SizeOf
 from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
 from .build_shapes import ShapeBuilder
-from .builder import Operand, dim_of_any, normalize_dim, normalize_dims
+from .builder import Operand, dim_of_any, normalize_dim, normalize_dims, typed
 from .promotion import real_type
 
 Dims = Sequence[int] | int | None
@@ -66,7 +66,7 @@ class ReductionBuilder(ShapeBuilder):
     def _ordered(self, op: str, x: TensorView, *, is_bool_ordered: bool = True) -> TensorView:
         is_bool = self._tensor(op, x).dtype is DataType.Bool
         if x.dtype.is_complex or (is_bool and not is_bool_ordered):
-            raise OperandError(op, x.name, f"a tensor of {x.dtype.name}", "a type that has an order")
+            raise OperandError(op, x.name, typed(x), "a type that has an order")
         return x
 
     def amax(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
@@ -139,7 +139,7 @@ class ReductionBuilder(ShapeBuilder):
     def _moments(self, op: str, x: TensorView, dims: Dims) -> tuple[tuple[int, ...], TensorView, TensorView]:
         """Axes, mean with the axes kept, and sum of squared deviations without them, in the type of computation."""
         if self._tensor(op, x).dtype.is_integral:
-            raise OperandError(op, x.name, f"a tensor of {x.dtype.name}", "floats or complex numbers: cast it first")
+            raise OperandError(op, x.name, typed(x), "floats or complex numbers: cast it first")
         axes = normalize_dims(op, x, dims)
         wide = self._cast(x, x.dtype.compute)
         mean = self._mean(wide, axes, keepdim=True)
@@ -220,7 +220,7 @@ class ReductionBuilder(ShapeBuilder):
         self._ordered(op, x, is_bool_ordered=False)
         at = None if dim is None else normalize_dim(op, x, dim)
         if 0 in (x.shape if at is None else x.shape[at : at + 1]):
-            raise OperandError(op, x.name, f"of shape {list(x.shape)}", "at least one element to choose from")
+            raise OperandError(op, x.name, Words(f"of shape {list(x.shape)}"), "at least one element to choose from")
         (out,) = self._call(AlongAxis(op, at), [x], [DataType.Int])
         gone = [at is None or k == at for k in range(x.ndim)]
         return self.broadcast(out, gone) if keepdim else out

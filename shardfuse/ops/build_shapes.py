@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-from ..errors import OperandError
+from ..errors import OperandError, Words
 from ..ir.call import Cat, Flip, Pad, Select, Slice
 from ..ir.dtype import DataType
 from ..ir.op import Broadcast, Expand, Full, Iota, Permute, Reshape, Set, Squeeze
@@ -58,18 +58,22 @@ class ShapeBuilder(Builder):
                 "broadcast_in_dim", "broadcast_dims", dims, f"ascending axes of a shape of {len(shape)} dims"
             )
         wide = self.broadcast(x, [k not in dims for k in range(len(shape))])
-        return self.expand(wide, shape)
+        return self._expanded("broadcast_in_dim", wide, shape)
 
     def expand(self, x: TensorView, shape: Sequence[Size]) -> TensorView:
         """Axes of 1 repeated to ``shape``, -1 keeps an axis."""
-        if len(shape) != self._tensor("expand", x).ndim:
-            raise OperandError("expand", "shape", shape, f"{x.ndim} sizes")
-        wanted = self._sizes("expand", "shape", shape)
+        return self._expanded("expand", x, shape)
+
+    def _expanded(self, op: str, x: TensorView, shape: Sequence[Size]) -> TensorView:
+        """op: that of the caller's line."""
+        if len(shape) != self._tensor(op, x).ndim:
+            raise OperandError(op, "shape", shape, f"{x.ndim} sizes")
+        wanted = self._sizes(op, "shape", shape)
         sizes = [-1 if isinstance(n, Scalar) else old if n == -1 else n for n, old in zip(wanted, x.shape, strict=True)]
         for k, (n, old) in enumerate(zip(sizes, x.shape, strict=True)):
             if old not in (1, -1, n) and n != -1:
-                raise OperandError("expand", f"shape[{k}]", n, f"{old}, the size of that axis, which is not 1")
-        return self._unary(Expand(tuple(wanted)), x, sizes, x.dtype)
+                raise OperandError(op, f"shape[{k}]", n, f"{old}, the size of that axis, which is not 1")
+        return self._unary(Expand(tuple(wanted), op), x, sizes, x.dtype)
 
     def squeeze(self, x: TensorView, dims: Sequence[int] | int, squeeze_expanded: bool = False) -> TensorView:
         """Without the axes ``dims``, which are 1; with ``squeeze_expanded`` also expanded ones, taken at index 0."""
@@ -80,7 +84,9 @@ class ShapeBuilder(Builder):
             return x
         for k in axes:
             if x.shape[k] > 1:
-                raise OperandError("squeeze", f"axis {k} of {x.name}", f"of extent {x.shape[k]}", "an axis of extent 1")
+                raise OperandError(
+                    "squeeze", f"axis {k} of {x.name}", Words(f"of extent {x.shape[k]}"), "an axis of extent 1"
+                )
         return self._unary(Squeeze(axes), x, [n for k, n in enumerate(x.shape) if k not in axes], x.dtype)
 
     def unsqueeze(self, x: TensorView, dim: int) -> TensorView:

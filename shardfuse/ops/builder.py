@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast, overload
 
-from ..errors import AxisError, OperandError
+from ..errors import AxisError, OperandError, Words
 from ..ir.call import Call
 from ..ir.dtype import DataType
 from ..ir.fusion import Fusion
@@ -54,9 +54,9 @@ class Builder:
             return self._host(name, cast(list[Scalar], values))
         self._check_integers(said, list(zip(named, values, strict=True))[op.rule is Rule.WHERE :], compute)
         if op.rule is Rule.COMPLEX and any(v.dtype.is_complex for v in values):
-            raise OperandError(said, common, "complex", "real parts and imaginary parts")
+            raise OperandError(said, common, Words("complex"), "real parts and imaginary parts")
         if (compute.is_complex or compute.is_integral) and not computes(name, compute):
-            raise OperandError(said, common, compute.name, "one that this op has in torch: cast them first")
+            raise OperandError(said, common, Words(compute.name), "one that this op has in torch: cast them first")
         tensors = [v for v in values if isinstance(v, TensorView)]
         out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
         self._fusion.record(Pointwise(name), values, out)
@@ -147,7 +147,7 @@ class Builder:
         sizes = dict(signature.extents)
         for t, names in zip(tensors, signature.inputs, strict=True):
             if len(names) != t.ndim:
-                raise OperandError(op.name, t.name, f"a tensor of {t.ndim} dims", f"one of {len(names)} dims")
+                raise OperandError(op.name, t.name, ranked(t), f"one of {len(names)} dims")
             for name, n in zip(names, t.shape, strict=True):
                 have = sizes.get(name, 1)
                 sizes[name] = n if have == 1 or (have == -1 and n != 1) else have  # 1 beside any number is broadcast
@@ -179,6 +179,16 @@ class Builder:
 
     def _cast(self, x: TensorView, dtype: DataType) -> TensorView:
         return self.cast(x, dtype)
+
+
+def ranked(t: TensorView) -> Words:
+    """Its number of dims, as an error has it."""
+    return Words(f"a tensor of {t.ndim} dims")
+
+
+def typed(t: TensorView) -> Words:
+    """Its dtype, as an error has it."""
+    return Words(f"a tensor of {t.dtype.name}")
 
 
 def _place(k: int | str) -> str:

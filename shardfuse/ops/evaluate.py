@@ -168,9 +168,10 @@ def _check_indices(expr: Expr, values: Sequence[torch.Tensor | Number], of: Inde
     lowest, size = -table.shape[of.dim] if of.wraps else 0, table.shape[of.dim]
     for found in ends:
         if not lowest <= found < size:
-            names = [definitions_name(str(expr.inputs[k])) for k in (of.index, of.table)]
-            op = f"{expr.op.name} of {expr.output}"
-            raise IndexRangeError(op, names[0], found, lowest, size, of.dim, names[1])
+            own, read = expr.inputs[of.index], definitions_name(str(expr.inputs[of.table]))
+            is_number = isinstance(own, Scalar) and own.is_literal
+            name = None if is_number else definitions_name(str(own))
+            raise IndexRangeError(f"{expr.op.name} of {expr.output}", name, found, lowest, size, of.dim, read)
 
 
 def _of_what_is_here(expr: Expr, op: Call, inputs: list[torch.Tensor | Number]) -> list[torch.Tensor | Number]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import isfinite, prod
 from typing import cast
 
@@ -34,7 +35,7 @@ def axes_of_one(
         case Expand():
             have = [extent(axis) for axis in logical]
             shape = tuple(h if n == -1 else n for n, h in zip(numbers(op.shape), have, strict=True))
-            return Expand(check_sizes("expand", shape)), _expanded(x, shape, fresh)
+            return replace(op, shape=check_sizes(op.called, shape)), _expanded(op.called, x, shape, fresh)
         case Squeeze():
             return op, _squeezed(x, op.axes)
         case Permute():
@@ -112,12 +113,12 @@ def check_sizes(op: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _expanded(x: BoundTensor, shape: tuple[int, ...], fresh: Callable[[int], Axis]) -> list[Axis]:
+def _expanded(op: str, x: BoundTensor, shape: tuple[int, ...], fresh: Callable[[int], Axis]) -> list[Axis]:
     axes: list[Axis] = []
     for k, (axis, n) in enumerate(zip(x.domain.logical, shape, strict=True)):
         if extent(axis) not in (1, n):
             raise ShapeError(
-                "expand",
+                op,
                 f"{extent(axis)} in axis {k} of {x} to {n}",
                 "an axis of 1, or the same size",
                 "correct the shape",
