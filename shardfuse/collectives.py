@@ -36,6 +36,7 @@ from .mesh.calls import FAILED_RUN, Call
 from .mesh.groups import Team, default_group
 from .mesh.process import ledger_of
 from .rank_errors import ExchangeTimeoutError
+from .source_line import caller_line
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
@@ -293,4 +294,5 @@ def _noted(team: Team, kind: str, x: torch.Tensor, *dims: int, op: Reduction | N
 @functools.lru_cache(maxsize=_TEXTS)
 def _call_of(kind: str, op: str | None, dims: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Call:
     along = f" along {' and '.join(f'dim {dim}' for dim in dims)}" if dims else ""
-    return Call.of(f"shardfuse.collectives: {kind} of {list(shape)} {dtype}{along}{f', op {op}' if op else ''}")
+    text = f"shardfuse.collectives: {kind} of {list(shape)} {dtype}{along}{f', op {op}' if op else ''}"
+    return Call.of(text, line=caller_line(in_modules=True))

@@ -98,7 +98,7 @@ class Outcome:
         found = [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 1]
         failed = (
             r"at call 2 of .* rank 1 left out the run of the call before, which failed, and went on, where rank 0 "
-            r"called shardfuse.optim: all_reduce of .*, norm_type 2\. "
+            r"called shardfuse.optim: all_reduce of .*, norm_type 2, first called at .*fault_calls\.py:\d+: .*\. "
         )
         refused = (
             r"at call 4 of ranks \[0, 1\] rank 1 left out a call that was refused: {}.*, and went on, where rank 0 "
@@ -110,7 +110,8 @@ class Outcome:
                 r"at call 5 of .*: rank 0 has `T1 = fd.ops.exp\(T0\)`; rank 1 has `T1 = fd.ops.relu\(T0\)`"
             ],
             "step_next": [
-                r"at call 3 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2`; rank 1 has `"
+                r"at call 3 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2, first called at .*`; "
+                r"rank 1 has `"
             ],
             "failed_clip": [failed],
             "refused_clip": [failed],
@@ -128,11 +129,13 @@ class Outcome:
             ],
             "summands_next": [
                 r"at call 3 of .*: rank 0 has `shardfuse.optim: gradient 0 of the mesh, \[4\] torch.float32, from "
-                r"\(Partial.*\) to \(Replicate.*\)`; rank 1 has `shardfuse.optim: gradient 1 of the mesh, "
+                r"\(Partial.*\) to \(Replicate.*\), first called at .*`; rank 1 has `shardfuse.optim: gradient "
+                r"1 of the mesh, "
             ],
             "reduce_scatter_next": [
-                r"at call 2 of .*: rank 0 has `shardfuse.collectives: all_reduce of \[4\] torch.float32, op sum`; "
-                r"rank 1 has `shardfuse.collectives: reduce_scatter of \[4\] torch.float32 along dim 0, op sum`"
+                r"at call 2 of .*: rank 0 has `shardfuse.collectives: all_reduce of \[4\] torch.float32, op sum, first "
+                r"called at .*fault_calls\.py:\d+: .*`; rank 1 has `shardfuse.collectives: reduce_scatter of \[4\] "
+                r"torch.float32 along dim 0, op sum, first called at .*fault_calls\.py:\d+: .*`\. Call the same"
             ],
             "refused_draw": [
                 refused.replace("call 4", "call 3").format(
@@ -140,7 +143,7 @@ class Outcome:
                     r"a fusion of uniform, ge, .*, first run by shardfuse\.nn\.DropoutAddNorm",
                 )
             ],
-            "op_next": [r"at call 2 of .*: rank 0 has `.* torch.float32, op sum`; rank 1 has `.*, op prod`"],
+            "op_next": [r"at call 2 of .*: rank 0 has `.* torch.float32, op sum, .*`; rank 1 has `.*, op prod, .*`"],
         }.get(self.case[1], [r"rank 0 has `T0: unsharded \[16, 4\]`; rank 1 has `T0: unsharded \[14, 4\]`"])
         if self.case[1] == "one_more" and "raised PeerLostError" not in self.outputs[0]:
             found.append("rank 0 does not raise who has left")

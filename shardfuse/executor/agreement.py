@@ -37,6 +37,7 @@ from ..mesh.groups import current_rank, default_group, default_store, default_ti
 from ..mesh.process import check_is_a_rank, is_forked, issued, ledger_of, note_failure, own_ledgers, own_watchdog
 from ..mesh.rendezvous import PrefixStore, Store
 from ..rank_errors import RanksLateError, WaitingCircleError
+from ..source_line import caller_line
 from .circles import Wait, find_circle
 from .comparison import OK, Comparison, Made, Told, digest
 from .failures import Failure, Failures, sentence_of
@@ -101,6 +102,13 @@ def asked_alone() -> Generator[None]:
 _is_alone: ContextVar[bool] = ContextVar("is_alone", default=False)
 
 
+def name_call(error: ShardfuseError) -> None:
+    """Have ``error`` name the caller's line that is running now, which has called what other ranks have not."""
+    line = caller_line(in_modules=True)
+    if line is not None:
+        error.at([f"{line}  # the call"])
+
+
 # By default process group, so that a new world starts from zero on every rank.
 _sides: WeakKeyDictionary[dist.ProcessGroup, _Side] = WeakKeyDictionary()
 
@@ -148,6 +156,9 @@ class _Side:
             most = self.run(comparison, mark, failure)
         except (dist.DistNetworkError, ConnectionError) as error:
             raise PeerLostError(0, "or its launcher served a store that cannot be reached any longer") from error
+        except (ProgramMismatchError, RanksLateError, WaitingCircleError) as error:
+            name_call(error)
+            raise
         if failure is None:
             self.agreed.add(mark)
         return most

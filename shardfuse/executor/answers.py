@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..rank_errors import RanksLateError
-from .agreement import LONGEST, SHORTEST, digest, side_of
+from .agreement import LONGEST, SHORTEST, digest, name_call, side_of
 
 
 def answer_once(ranks: Sequence[int], question: str, make: Callable[[], str]) -> str:
@@ -30,6 +30,7 @@ def answer_of(ranks: Sequence[int], question: str, who: int) -> str:
         if time.monotonic() - began > side.timeout:
             late = RanksLateError([who], side.timeout, question)
             side.tell_failure(late, ranks)
+            name_call(late)
             raise late
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from shardfuse.errors import CallLeftOutError, ProgramMismatchError
+from shardfuse.source_line import SourceLine
 
 _CHAIN = 1 << 15
 """Calls back to which a rank can compare with one that is behind it."""
@@ -42,20 +43,23 @@ class Call:
 
     text: what its ranks have alike; digest: of the text, 62 bits.
     name: what an error calls it, and the caller's line that it is from, where that is known.
+    line: of a call that is no program, the first of the caller's that made it.
     """
 
     text: str
     digest: int
     name: str = ""
+    line: SourceLine | None = None
 
     @classmethod
-    def of(cls, text: str, name: str = "") -> Call:
-        return cls(text, int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") & _BITS, name)
+    def of(cls, text: str, name: str = "", line: SourceLine | None = None) -> Call:
+        return cls(text, int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") & _BITS, name, line)
 
     @property
     def shown(self) -> str:
         """What an error calls it; nothing of a program without a name."""
-        return self.name or ("" if "\n" in self.text else self.text)
+        name = self.name or ("" if "\n" in self.text else self.text)
+        return name if self.line is None else f"{name}, first called at {self.line}"
 
 
 NO_CALL = Call("", 0)
@@ -189,7 +193,7 @@ class Ledger:
     def tail(self, *coming: Call) -> str:
         """The latest calls, for the other ranks to read.  ``coming``: what would be called after them."""
         calls = [*self._tail, *coming]
-        texts = {str(call.digest): (call.text, call.name) for call in calls}
+        texts = {str(call.digest): (call.text, call.shown) for call in calls}
         return json.dumps([self._count - len(self._tail) + 1, [call.digest for call in calls], texts])
 
 

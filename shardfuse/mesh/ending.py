@@ -49,7 +49,18 @@ def sentence(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, ShardfuseError):
         return str(error).replace("\n  at ", "; at ")
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}{_place_of(error)}"
+
+
+def _place_of(error: BaseException) -> str:
+    """The caller's line that came to a collective in which ``error`` was raised, as by the end of its time."""
+    if not is_of_communication(error, error.__traceback__):
+        return ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_callers(frame.filename)]
+    return "".join(
+        f"; at {frame.filename.removeprefix(os.getcwd() + os.sep)}:{frame.lineno}: {frame.line}"
+        for frame in frames[-1:]
+    )
 
 
 def shown(error: BaseException, trace: TracebackType | None, rank: int) -> str:

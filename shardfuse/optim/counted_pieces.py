@@ -22,6 +22,7 @@ from ..mesh import DeviceMesh, current_rank
 from ..mesh.calls import FAILED_RUN, Call
 from ..mesh.groups import Team
 from ..mesh.process import ledger_of
+from ..source_line import caller_line
 from .optim_errors import OptimizerArgumentError, OptimizerTensorError
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def _call_of(
     place: int, shape: tuple[int, ...], dtype: torch.dtype, here: tuple[Placement, ...], there: tuple[Placement, ...]
 ) -> Call:
     moved = " to ".join(f"({', '.join(map(repr, placements))})" for placements in (here, there))
-    return Call.of(f"shardfuse.optim: gradient {place} of the mesh, {list(shape)} {dtype}, from {moved}")
+    text = f"shardfuse.optim: gradient {place} of the mesh, {list(shape)} {dtype}, from {moved}"
+    return Call.of(text, line=caller_line(in_modules=True))
 
 
 def note_failure_beside(tensors: Sequence[object], mesh: object, placements: object) -> None:

@@ -23,6 +23,7 @@ from ..executor import collective_calls
 from ..mesh.calls import Call
 from ..mesh.groups import Team
 from ..mesh.process import ledger_of
+from ..source_line import caller_line
 from .kernel_text import GENERAL_NORM_SHAPE, KINDS, NORM_SHAPE, SCALE_SHAPE, Use
 from .optim_errors import NonFiniteNormError, OptimizerArgumentError
 from .tensor_lists import LISTED_PARTIALS, Launch, Launcher, Walk, make_walk
@@ -74,7 +75,8 @@ def added_up(total: torch.Tensor, exponent: float, team: Team | None) -> torch.T
 
 @functools.lru_cache(maxsize=NORMS)
 def _call_of(exponent: float) -> Call:
-    return Call.of(f"shardfuse.optim: all_reduce of the norm of gradients, norm_type {exponent:g}")
+    text = f"shardfuse.optim: all_reduce of the norm of gradients, norm_type {exponent:g}"
+    return Call.of(text, line=caller_line(in_modules=True))
 
 
 def root_of(total: torch.Tensor, exponent: float, dtype: torch.dtype) -> torch.Tensor:
