@@ -261,7 +261,8 @@ class _ToDTensor(torch.autograd.Function):
         gradient: tuple[Placement, ...],
     ) -> torch.Tensor:
         kept = cast(Any, ctx)
-        kept.placements, kept.gradient = placements, gradient
+        ctx.set_materialize_grads(False)  # autograd would make a plain tensor of the unsharded shape
+        kept.mesh, kept.placements, kept.gradient = mesh, placements, gradient
         move = move_in(mesh, placements, shape, x.device)
         x = x.detach() if move is None else move.leave(x)
         # Of short shards no rank could tell the shape by its own.
@@ -269,11 +270,25 @@ class _ToDTensor(torch.autograd.Function):
         return dtensor_of(x, mesh, placements, shape, stride)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept, dtensor = cast(Any, ctx), cast("DTensor", grad)
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if grad is None:  # the module's own node fills local zeros in
+            return None, None, None, None, None
+        kept = cast(Any, ctx)
+        dtensor = cast("DTensor", grad) if has_dtensor((grad,)) else _replicated(grad, kept.mesh)
         local = waited(gradient_as(dtensor, kept.placements, kept.gradient))
         move = move_in(dtensor.device_mesh, kept.gradient, tuple(grad.shape), local.device)
         return local if move is None else move.enter(local), None, None, None, None
+
+
+def _replicated(grad: torch.Tensor, mesh: TorchDeviceMesh) -> DTensor:
+    """A plain gradient of a DTensor: the same unsharded values on every rank.
+
+    Autograd fills plain zeros in for a result that is not used, where the function that returned it, as a reentrant
+    checkpoint does, is one of Python's.
+    """
+    from torch.distributed.tensor import Replicate
+
+    return dtensor_of(grad, mesh, (Replicate(),) * mesh.ndim, tuple(grad.shape), grad.stride())
 
 
 def gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence[Placement]) -> torch.Tensor:
