@@ -237,3 +237,106 @@ def test_a_setting_is_assigned_in_a_compiled_function() -> None:
     step(norm, x)
     assert norm.running_mean is not None
     torch.testing.assert_close(norm.running_mean, 0.25 * x.mean([0, 2, 3]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.LinearCrossEntropyLoss])
+@pytest.mark.parametrize("name", ["weight", "size_average", "reduce"])
+def test_options_of_torchs_losses_are_refused_where_they_are_assigned(kind: type[torch.nn.Module], name: str) -> None:
+    """They had no effect, and torch's loss weighs by a weight that is assigned."""
+    loss = kind()
+    for value in (drawn(4), torch.nn.Parameter(drawn(4)), True):
+        with pytest.raises(ModuleArgumentError, match=rf"{kind.__name__}\({name}=.*\): expected None"):
+            setattr(loss, name, value)
+    setattr(loss, name, None)
+    assert not loss.state_dict()
+
+
+def test_a_loss_has_no_weights_of_classes() -> None:
+    loss, logits, target = nn.CrossEntropyLoss(), drawn(3, 4), torch.tensor([0, 3, 1])
+    with pytest.raises(ModuleArgumentError, match=r"CrossEntropyLoss\(weight=.*\): expected None"):
+        loss.register_buffer("weight", drawn(4))
+    for same in (loss, copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert same.weight is None
+        torch.testing.assert_close(same(logits, target), functional.cross_entropy(logits, target))
+
+
+def test_a_loss_with_a_forward_of_its_own_may_have_a_weight() -> None:
+    class Weighted(nn.CrossEntropyLoss):
+        def __init__(self, weight: Tensor) -> None:
+            super().__init__(reduction="none")
+            self.weight, self.reduce = torch.nn.Parameter(weight), sum
+
+        def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+            return self.reduce(super().forward(logits, target) * self.weight[target]) / self.weight[target].sum()
+
+    weight, logits, target = drawn(4).abs(), drawn(3, 4), torch.tensor([0, 3, 1])
+    torch.testing.assert_close(
+        Weighted(weight)(logits, target).detach(), functional.cross_entropy(logits, target, weight)
+    )
+
+
+TORCHS = {
+    "RMSNorm": ((4,), (3, 4)),
+    "LayerNorm": ((4,), (3, 4)),
+    "GroupNorm": ((2, 4), (3, 4, 2)),
+    "BatchNorm1d": ((4,), (3, 4)),
+    "BatchNorm2d": ((4,), (3, 4, 2, 2)),
+    "SyncBatchNorm": ((4,), (3, 4, 2)),
+    "Softmax": ((1,), (3, 4)),
+    "LogSoftmax": ((1,), (3, 4)),
+    "GELU": ((), (3, 4)),
+    "CrossEntropyLoss": ((), (3, 4)),
+    "Linear": ((4, 4), (3, 4)),
+}
+"""Of torch's modules the arguments and the shape of an input."""
+ASSIGNED: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    0.5,
+    4,
+    (4,),
+    (3, 4),
+    "sum",
+    "none",
+    "tanh",
+    0.01 + torch.arange(4.0),
+]
+
+
+def outcome(module: torch.nn.Module, x: Tensor) -> list[Tensor] | None:
+    """The result and the state behind it; None where the call is refused."""
+    target = (torch.tensor([3, 0, 1]),) if "Entropy" in type(module).__name__ else ()
+    try:
+        return [module(x, *target), *(t.double() for t in module.state_dict().values())]
+    except Exception:  # noqa: BLE001 - anybody's
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+@pytest.mark.parametrize("name", TORCHS)
+def test_no_attribute_of_torchs_modules_is_ignored(name: str) -> None:
+    """What is assigned has the effect that it has on torch's module, or is refused there or in the call."""
+    arguments, shape = TORCHS[name]
+    kind, theirs = getattr(nn, name), getattr(torch.nn, name)
+    own = {key for key in dir(theirs(*arguments)) if key not in dir(torch.nn.Module())}
+    for attribute in {*own, *inspect.signature(theirs).parameters} - {"device", "dtype"}:
+        if attribute.startswith("_") or callable(getattr(theirs, attribute, None)):
+            continue
+        for value in ASSIGNED:
+            for is_training in (True, False):
+                module, wanted = (make(*arguments).train(is_training) for make in (kind, theirs))
+                module.load_state_dict(wanted.state_dict())
+                if name == "RMSNorm":
+                    module.eps = wanted.eps
+                try:
+                    setattr(wanted, attribute, copy.deepcopy(value))
+                    setattr(module, attribute, copy.deepcopy(value))
+                except (TypeError, ShardfuseError):
+                    continue
+                right, found = outcome(wanted, drawn(*shape)), outcome(module, drawn(*shape))
+                if right is not None and found is not None:
+                    torch.testing.assert_close(found, right, msg=f"{attribute}={value!r}", rtol=1e-4, atol=1e-5)

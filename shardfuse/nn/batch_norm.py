@@ -40,7 +40,8 @@ def _check_momentum(module: BatchNorm, momentum: object) -> None:
 def _check_group(module: SyncBatchNorm, group: object) -> None:
     """Raise ModuleArgumentError for what is no process group."""
     # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
-    is_outside = dist.is_available() and group == dist.GroupMember.NON_GROUP_MEMBER
+    outside = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
+    is_outside = type(group) is type(outside) and group == outside  # a tensor that is compared is no truth value
     is_group: bool = group is None or isinstance(group, dist.ProcessGroup) or is_outside
     module.check_argument("process_group", group, is_group, "a group of torch.distributed, or None for all ranks")
 

@@ -16,7 +16,7 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .linear_loss_gradients import Chunks, LossAndGradient, can_make_gradients
 from .linear_loss_op import linear_loss_op
-from .loss import CrossEntropyLoss, StrayTargetError
+from .loss import TORCHS, CrossEntropyLoss, StrayTargetError, check_torchs
 from .loss_fusions import REDUCTIONS, Reduction
 from .refused_calls import refusing
 from .settings import Checked, checked_module
@@ -103,6 +103,11 @@ class LinearCrossEntropyLoss(torch.nn.Module):
                 "sum of these over ranks is divided by how many targets of all ranks are not ignored"
             )
             raise PlacementError("logits", (logits,), "chunks of rows", advice)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in TORCHS and type(self).forward is LinearCrossEntropyLoss.forward:  # torch 2.13 has such a module too
+            check_torchs(type(self).__name__, **{name: value})
+        super().__setattr__(name, value)  # pyright: ignore[reportArgumentType]
 
     @refusing
     def forward(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=LogitsSpec)
 
 
-def check_torchs(name: str, weight: object, size_average: object, reduce: object) -> None:
+TORCHS = ("weight", "size_average", "reduce")
+"""Options of torch's loss that this one has not."""
+
+
+def check_torchs(name: str, weight: object = None, size_average: object = None, reduce: object = None) -> None:
     """Raise ModuleArgumentError for options that torch's loss has and this has not."""
     if weight is not None:
         expected = (
@@ -110,7 +114,9 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
         reduce: object = None,
     ) -> None:
         super().__init__()
-        check_torchs("CrossEntropyLoss", weight, size_average, reduce)
+        check_torchs(type(self).__name__, weight, size_average, reduce)
+        if self._is_computed_here():
+            self.register_buffer("weight", None)  # as torch's loss has it
         self.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
         self.check_argument("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "a share from 0 to 1")
         self.check_argument("z_loss", z_loss, 0 <= z_loss < math.inf, "0 or more")
@@ -122,6 +128,21 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
         self._logits = TensorPlacement.of_whole_values("logits", logits, mesh, "a loss")
         self._counts_strays = True
         self.describe()
+
+    def _is_computed_here(self) -> bool:
+        """Or by the forward of a subclass, which may have uses of its own for what torch's loss has?"""
+        return type(self).forward is CrossEntropyLoss.forward
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in TORCHS and self._is_computed_here():
+            check_torchs(type(self).__name__, **{name: value})
+        super().__setattr__(name, value)  # pyright: ignore[reportArgumentType]
+
+    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+        """As torch's.  Raises ModuleArgumentError for weights of classes."""
+        if name in TORCHS and self._is_computed_here():
+            check_torchs(type(self).__name__, **{name: tensor})
+        super().register_buffer(name, tensor, persistent)
 
     def settings(self) -> dict[str, object]:
         options = {"reduction": self.reduction, "ignore_index": self.ignore_index, "num_classes": self.num_classes}
