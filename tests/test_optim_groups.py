@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -109,3 +111,67 @@ def test_placements_may_be_assigned_between_steps(is_first: bool) -> None:
     wanted = [twice, twice, once, once, twice, twice, twice, twice, once, once, twice, once, twice]
     for rank, found in enumerate(run_ranks(2, run)):
         assert found == ([] if is_first else [once]) + wanted, rank
+
+
+NONSENSE: list[tuple[str, object, str]] = [
+    ("lr", -1, "lr of param_groups[1] is -1, expected a number, 0 or more"),
+    ("lr", -1e-9, "lr of param_groups[1] is -1e-09, expected a number, 0 or more"),
+    ("lr", math.nan, "lr of param_groups[1] is nan, expected a number, 0 or more"),
+    ("lr", "0.1", "lr of param_groups[1] is '0.1', expected a number"),
+    ("lr", torch.tensor(-1.0), "lr of param_groups[1] is a Tensor of shape [], expected a number, 0 or more"),
+    ("betas", (0.9,), "betas of param_groups[1] is (0.9,), expected two numbers"),
+    ("betas", (0.9, 0.99, 0.999), "betas of param_groups[1] is (0.9, 0.99, 0.999), expected two numbers"),
+    ("betas", (0.9, 1.0), "betas[1] of param_groups[1] is 1.0, expected a number from 0 up to, but not including, 1"),
+    ("betas", [-0.1, 0.9], "betas[0] of param_groups[1] is -0.1, expected a number from 0 up to"),
+    ("eps", -1e-8, "eps of param_groups[1] is -1e-08, expected a number, 0 or more"),
+    ("weight_decay", -0.1, "weight_decay of param_groups[1] is -0.1, expected a number, 0 or more"),
+    ("weight_decay", math.nan, "weight_decay of param_groups[1] is nan, expected a number, 0 or more"),
+]
+
+
+def two() -> list[Parameter]:
+    made = [Parameter(torch.ones(3)) for _ in range(2)]
+    for p in made:
+        p.grad = torch.ones(3)
+    return made
+
+
+@pytest.mark.parametrize(("key", "value", "sentence"), NONSENSE)
+def test_nonsense_of_a_group_is_refused_where_it_is_made(key: str, value: object, sentence: str) -> None:
+    first, second = two()
+    with pytest.raises(OptimizerArgumentError, match=f"^AdamW: {re.escape(sentence)}"):
+        optim.AdamW([{"params": [first]}, {"params": [second], key: value}])
+    optimizer = optim.AdamW([first])
+    with pytest.raises(OptimizerArgumentError, match=f"^AdamW: {re.escape(sentence)}"):
+        optimizer.add_param_group({"params": [second], key: value})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(("key", "value", "sentence"), NONSENSE)
+def test_nonsense_that_is_assigned_ends_the_step_before_anything_is_written(
+    key: str, value: object, sentence: str
+) -> None:
+    tensors = two()
+    optimizer = optim.AdamW([{"params": [p]} for p in tensors])
+    optimizer.param_groups[1][key] = value
+    with pytest.raises(OptimizerArgumentError, match=f"^AdamW.step: {re.escape(sentence)}"):
+        optimizer.step()
+    assert all(torch.equal(p, torch.ones(3)) for p in tensors)
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("group", [[], "weights", torch.ones(3), {"lr": 0.1}])
+def test_what_is_no_group(group: object) -> None:
+    optimizer = optim.AdamW(two())
+    with pytest.raises(OptimizerArgumentError, match=r'^AdamW: a param group is .*, expected a dict with "params"'):
+        optimizer.add_param_group(group)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_rate_that_a_scheduler_rounds_below_zero_makes_a_step() -> None:
+    tensors = two()
+    optimizer = optim.AdamW([{"params": tensors[:1], "betas": [0, 0.5], "eps": 0}, {"params": tensors[1:]}], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 3, 0.0, 7)
+    for _ in range(9):
+        optimizer.step()
+        scheduler.step()
+    assert -1e-17 < optimizer.param_groups[1]["lr"] < 0

@@ -27,10 +27,31 @@ _OWN = ("mesh", "placements")
 _NARROW = (torch.bfloat16, torch.float16)
 
 
+_ROUNDED = -1e-12
+"""Learning rates below 0 by no more than this: torch's LinearLR rounds one that ends at 0 to -5e-17 of the first."""
+
+
 def check_groups(groups: Sequence[dict[str, Any]]) -> None:
-    """Raises OptimizerArgumentError for a hyper-parameter that is no number: schedulers and callers may have set it."""
+    """Raises OptimizerArgumentError for hyper-parameters that make no step: schedulers and callers may have set them.
+
+    A tensor on a GPU, which the host would have to wait for, may hold anything.
+    """
     for k, group in enumerate(groups):
-        _numbers_of("AdamW.step", group, f" of param_groups[{k}]")
+        if not _is_usual(group):
+            where = f" of param_groups[{k}]"
+            numbers = _numbers_of("AdamW.step", group, where)
+            known = {key: n for key, n in numbers.items() if not isinstance(n, torch.Tensor) or n.device.type == "cpu"}
+            _check_ranges("AdamW.step", known, where, least_rate=_ROUNDED)
+
+
+def _is_usual(group: dict[str, Any]) -> bool:
+    """Are its hyper-parameters floats in their ranges?  Each step asks, of each group."""
+    lr, eps, weight_decay, betas = group["lr"], group["eps"], group["weight_decay"], group["betas"]
+    if type(betas) is not tuple or len(cast("tuple[object, ...]", betas)) != 2:
+        return False
+    beta1, beta2 = cast("tuple[float, float]", betas)
+    are_floats = type(lr) is type(eps) is type(weight_decay) is type(beta1) is type(beta2) is float
+    return are_floats and lr >= _ROUNDED and eps >= 0 and weight_decay >= 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1
 
 
 def _numbers_of(call: str, group: dict[str, Any], where: str = "") -> dict[str, Any]:
@@ -49,13 +70,13 @@ def _numbers_of(call: str, group: dict[str, Any], where: str = "") -> dict[str, 
     return numbers
 
 
-def _check_ranges(numbers: dict[str, Any]) -> None:
-    """Of the constructor's; torch does not check those that a param group has of its own."""
+def _check_ranges(call: str, numbers: dict[str, Any], where: str = "", least_rate: float = 0.0) -> None:
+    """Raises OptimizerArgumentError for a number that makes no step, as a NaN."""
     for name, value in numbers.items():
         is_beta = name.startswith("betas")
-        if not value >= 0 or (is_beta and not value < 1):
+        if not value >= (least_rate if name == "lr" else 0) or (is_beta and not value < 1):
             expected = "a number from 0 up to, but not including, 1" if is_beta else "a number, 0 or more"
-            raise OptimizerArgumentError("AdamW", name, value, expected)
+            raise OptimizerArgumentError(call, f"{name}{where}", value, expected)
 
 
 def _groups_in(params: object) -> list[Any]:
@@ -165,7 +186,7 @@ class AdamW(torch.optim.AdamW):
         self.master_weights = master_weights
         self.grad_norm: torch.Tensor | None = None
         numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        _check_ranges(_numbers_of("AdamW", numbers))
+        _check_ranges("AdamW", _numbers_of("AdamW", numbers))
         groups = _groups_in(params)
         super().__init__(groups, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
         self._fused = fused
@@ -179,8 +200,11 @@ class AdamW(torch.optim.AdamW):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's.  ``"mesh"``, ``"placements"``: how its plain tensors are sharded.
 
-        Raises OptimizerArgumentError for what only the whole optimiser has.
+        Raises OptimizerArgumentError for what only the whole optimiser has, and for hyper-parameters out of range,
+        which torch checks of the constructor's alone.
         """
+        if not isinstance(param_group, dict) or "params" not in param_group:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptimizerArgumentError("AdamW", "a param group", param_group, 'a dict with "params"')
         for key in _OF_ALL:
             if key in param_group:
                 raise OptimizerArgumentError(
@@ -190,8 +214,8 @@ class AdamW(torch.optim.AdamW):
             raise OptimizerArgumentError(
                 "AdamW", "decoupled_weight_decay", False, "True: torch.optim.Adam has the other"
             )
-        if "params" not in param_group:
-            raise OptimizerArgumentError("AdamW", "a param group", param_group, 'a dict with "params"')
+        where = f" of param_groups[{len(self.param_groups)}]"
+        _check_ranges("AdamW", _numbers_of("AdamW", {**self.defaults, **param_group}, where), where)
         param_group["params"] = _parameters_in(param_group["params"])
         param_group["mesh"], param_group["placements"] = as_mesh(
             "AdamW", param_group.get("mesh"), param_group.get("placements")
