@@ -43,8 +43,8 @@ Search this page for the name of the error. In the messages below, words in capi
 - **Where there is no error, but the result or the speed is not what you expected**, see [questions and answers](questions.md).
 """
 
-NOT_MET = ("ShardfuseError", "UntranslatableError")
-"""Classes that no user has as an error: the base, and reasons that compilation reads."""
+NOT_MET = ("ShardfuseError", "NamingError", "UntranslatableError")
+"""Classes that no user has as an error: bases, and reasons that compilation reads."""
 
 ADVICE = {
     "AlreadyInitializedError": "Call `initialize()` before anything else makes a process group, or leave it out and use the "

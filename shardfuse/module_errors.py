@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from .base_error import ShardfuseError, shown
 
@@ -15,10 +16,30 @@ class PlacementError(ShardfuseError):
         super().__init__(f"{argument}={found} does not fit {against}: {advice}")
 
 
-class ModuleInputError(ShardfuseError):
+class NamingError(ShardfuseError):
+    """An error whose sentence begins with the module or function that was called, and an argument of it."""
+
+    module: str
+    argument: str
+    _form: ClassVar[str]
+    """How the sentence begins."""
+
+    def rename(self, called: str, argument: str) -> None:
+        """Name what the caller has called, and the argument as that has it, where it is made of a module."""
+        sentence, lines = self._sentence if self._lines else str(self), self._lines
+        rest = sentence.removeprefix(self._form.format(self.module, self.argument))
+        self.module, self.argument = called, argument
+        self.args, self._lines = (f"{self._form.format(called, argument)}{rest}",), ()
+        self.at(lines)
+
+
+class ModuleInputError(NamingError):
     """A tensor handed to a module of shardfuse.nn does not fit the module, or is none."""
 
+    _form = "{}: {} has "
+
     def __init__(self, module: str, argument: str, found: str, expected: str, advice: str) -> None:
+        self.module, self.argument = module, argument
         super().__init__(f"{module}: {argument} has {found}, expected {expected}: {advice}")
 
     @classmethod
@@ -31,10 +52,13 @@ class ModuleInputError(ShardfuseError):
         return cls(module, argument, f"type {named}", expected, leaf if is_of_fx else "pass one")
 
 
-class ModuleArgumentError(ShardfuseError):
+class ModuleArgumentError(NamingError):
     """A constructor argument of a module of shardfuse.nn is out of range."""
 
+    _form = "{}({}="
+
     def __init__(self, module: str, argument: str, found: object, expected: str) -> None:
+        self.module, self.argument = module, argument
         super().__init__(f"{module}({argument}={shown(found)}): expected {expected}")
 
 

@@ -54,7 +54,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "rms_norm: input has layout torch.sparse_coo": lambda: functional.rms_norm(SPARSE, (6,)),
     "layer_norm: weight has layout torch.sparse_coo": lambda: functional.layer_norm(X, (6,), SPARSE[0]),
     "group_norm: input has layout torch.sparse_coo": lambda: functional.group_norm(SPARSE, 2),
-    "CrossEntropyLoss: logits has layout torch.sparse_coo": lambda: functional.cross_entropy(SPARSE, TARGET),
+    "cross_entropy: input has layout torch.sparse_coo": lambda: functional.cross_entropy(SPARSE, TARGET),
     "RMSNorm: x has layout torch.sparse_coo": lambda: nn.RMSNorm(6)(SPARSE),
     "LayerNorm: x has elements of a nested tensor": lambda: nn.LayerNorm(6)(NESTED),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +20,7 @@ from shardfuse import DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError
 from shardfuse.nn import AddRMSNorm, LinearCrossEntropyLoss, Softmax, functional, quantized
 from shardfuse.nn.default_eps import rms_norm_eps
+from shardfuse.nn.functional import cross_entropy, linear_cross_entropy
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -59,7 +62,7 @@ def test_a_softmax_of_no_dims() -> None:
     for function in (functional.softmax, functional.log_softmax):
         compiled = torch.compile(function, backend="eager", fullgraph=True)
         assert torch.equal(compiled(one), function(one))
-        with pytest.raises(ModuleInputError, match="x has 0 dims, expected a dim 1"):
+        with pytest.raises(ModuleInputError, match="input has 0 dims, expected a dim 1"):
             function(one, 1)
     with pytest.raises(ModuleInputError, match=r"mask has shape \(2,\), expected one that broadcasts to \(\)"):
         Softmax()(one, torch.ones(2))
@@ -146,6 +149,53 @@ def test_bad_inputs() -> None:
     ):
         with pytest.raises(ModuleArgumentError, match=message):
             call()
+
+
+X, TARGET, WEIGHT, HEADS = torch.ones(3, 4), torch.arange(3), torch.ones(5, 4), torch.ones(1, 2, 3, 4)
+ANGLES = torch.ones(3, 2)
+NAMED: dict[str, Callable[[], object]] = {
+    "cross_entropy(label_smoothing=2.0): expected a share": lambda: cross_entropy(X, TARGET, label_smoothing=2.0),
+    "cross_entropy(z_loss=-1.0): ": lambda: cross_entropy(X, TARGET, z_loss=-1.0),
+    "cross_entropy(temperature=0.0): ": lambda: cross_entropy(X, TARGET, temperature=0.0),
+    "cross_entropy: target has shape (2,), ": lambda: cross_entropy(X, TARGET[:2]),
+    "cross_entropy: target has 3 values that are no classes": lambda: cross_entropy(X, TARGET + 9),
+    "cross_entropy: input has dtype torch.int64, ": lambda: cross_entropy(X.long(), TARGET),
+    "cross_entropy: input has no classes": lambda: cross_entropy(X[:, :0], TARGET),
+    "log_prob(temperature=-1.0): ": lambda: functional.log_prob(X, TARGET, temperature=-1.0),
+    "log_prob: input has no dims": lambda: functional.log_prob(X[0, 0], TARGET[0]),
+    "log_prob_and_entropy(temperature=-1.0): ": lambda: functional.log_prob_and_entropy(X, TARGET, temperature=-1.0),
+    "log_prob_and_entropy: target has 1 values": lambda: functional.log_prob_and_entropy(X, TARGET + 2),
+    "linear_cross_entropy(chunk_rows=0): ": lambda: linear_cross_entropy(X, WEIGHT, TARGET, chunk_rows=0),
+    "linear_cross_entropy(temperature=0.0): ": lambda: linear_cross_entropy(X, WEIGHT, TARGET, temperature=0.0),
+    "linear_cross_entropy: target has 2 values": lambda: linear_cross_entropy(X, WEIGHT, TARGET + 4, chunk_rows=2),
+    "linear_cross_entropy: weight has shape (4, 5)": lambda: linear_cross_entropy(X, WEIGHT.T, TARGET),
+    "linear_cross_entropy: input has no dims": lambda: linear_cross_entropy(X[0, 0], WEIGHT, TARGET),
+    "rms_norm(eps=-1.0): expected 0 or more": lambda: functional.rms_norm(X, (4,), eps=-1.0),
+    "layer_norm(eps=-1.0): ": lambda: functional.layer_norm(X, (4,), eps=-1.0),
+    "add_rms_norm(eps=-1.0): ": lambda: functional.add_rms_norm(X, X, (4,), eps=-1.0),
+    "add_layer_norm(eps=-1.0): ": lambda: functional.add_layer_norm(X, X, (4,), eps=-1.0),
+    "dropout_add_norm(eps=-1.0): ": lambda: functional.dropout_add_norm(X, X, (4,), eps=-1.0),
+    "group_norm(eps=-1.0): ": lambda: functional.group_norm(X, 2, eps=-1.0),
+    "batch_norm(eps=-1.0): ": lambda: functional.batch_norm(X, None, None, training=True, eps=-1.0),
+    "softmax(scale=inf): ": lambda: functional.softmax(X, scale=math.inf),
+    "softmax: input has 2 dims, expected a dim 5: pass another dim=": lambda: functional.softmax(X, 5),
+    "log_softmax: input has dtype": lambda: functional.log_softmax(X.long()),
+    "gelu: input has dtype": lambda: functional.gelu(X.long()),
+    "geglu: gate has 3 features": lambda: functional.geglu(X[:, :3]),
+    "swiglu: up has shape (2, 4)": lambda: functional.swiglu(X, X[:2]),
+    "rotary_embedding(heads_dim=7): ": lambda: functional.rotary_embedding(HEADS, HEADS, ANGLES, ANGLES, heads_dim=7),
+    "rotary_embedding: cos has 3 numbers in its last dim": lambda: functional.rotary_embedding(HEADS, HEADS, X.T, X.T),
+    "rotary_embedding: query has 3 dims": lambda: functional.rotary_embedding(HEADS[0], HEADS, ANGLES, ANGLES),
+    "LinearCrossEntropyLoss(temperature=0.0): ": lambda: LinearCrossEntropyLoss(temperature=0.0),
+    "LinearCrossEntropyLoss(z_loss=-1.0): ": lambda: setattr(LinearCrossEntropyLoss(), "z_loss", -1.0),
+}
+
+
+@pytest.mark.parametrize("sentence", NAMED)
+def test_an_error_names_what_the_caller_has_called(sentence: str) -> None:
+    """And the argument as that has it, not the module that it is made of."""
+    with pytest.raises((ModuleInputError, ModuleArgumentError), match=f"^{re.escape(sentence)}"):
+        NAMED[sentence]()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -362,8 +362,11 @@ def rotary_embedding(
     for name, tensor in (("query", query), ("cos", cos)):
         if tensor.ndim == 0:
             raise ModuleInputError("rotary_embedding", name, "no dims", "[..., features]", "see RotaryEmbedding")
-    features = query.shape[-1]
-    turned = features if cos.shape[-1] == features else 2 * cos.shape[-1]
+    features, angles = query.shape[-1], cos.shape[-1]
+    turned = features if angles == features else 2 * angles
+    if turned > features or turned % 2:
+        expected = f"half as many as query has features, {features}, as many, or fewer than half"
+        raise Function("rotary_embedding").refuse("cos", f"{angles} numbers in its last dim", expected)
     promises = said("rotary_embedding", invariant, accumulate)
     module = _rotary(promises, features, rotary_dim=turned, interleaved=interleaved, heads_dim=heads_dim)
     return cast("tuple[torch.Tensor, torch.Tensor]", module(query, key, cos, sin))

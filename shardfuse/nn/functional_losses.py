@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..frontend.promise_arguments import Invariant
@@ -19,9 +21,10 @@ _cross_entropy, _log_prob, _linear_cross_entropy = (
     kept_module(LogProb),
     kept_module(LinearCrossEntropyLoss),
 )
+_refusing = partial(refusing, names={"logits": "input"})
 
 
-@refusing
+@_refusing
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -54,7 +57,7 @@ def cross_entropy(
     return module(input, target)
 
 
-@refusing
+@_refusing
 def log_prob(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -72,7 +75,7 @@ def log_prob(
     return _log_prob(promises, temperature=temperature, ignore_index=ignore_index)(input, target)
 
 
-@refusing
+@_refusing
 def log_prob_and_entropy(
     input: torch.Tensor,
     target: torch.Tensor,

@@ -38,7 +38,11 @@ def _of_losses(name: str) -> property:
     def change(module: LinearCrossEntropyLoss, value: object) -> None:
         # of the first that does not take it nothing has changed
         for loss in (module.loss,) if name == "reduction" else (module.loss, module.row_loss, module.loss_and_gradient):
-            setattr(loss, name, value)
+            try:
+                setattr(loss, name, value)
+            except ModuleArgumentError as error:
+                error.rename(type(module).__name__, error.argument)
+                raise
 
     return property(found, change)
 
@@ -94,7 +98,11 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             "mesh": mesh, "logits": logits, "ignore_index": ignore_index, "label_smoothing": label_smoothing,
             "num_classes": num_classes, "z_loss": z_loss, "temperature": temperature,
         }  # fmt: skip
-        self.loss = CrossEntropyLoss(reduction=reduction, **options)
+        try:
+            self.loss = CrossEntropyLoss(reduction=reduction, **options)
+        except ModuleArgumentError as error:  # of a loss that the caller has not made
+            error.rename(type(self).__name__, error.argument)
+            raise
         self.row_loss = CrossEntropyLoss(reduction="none", **options)
         self.loss_and_gradient = LossAndGradient(reduction="none", **options)
         if mesh is not None and any(d not in (None, -1) for d in self.loss.logits_placement.shards):

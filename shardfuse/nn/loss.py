@@ -58,6 +58,7 @@ class StrayTargetError(ModuleInputError):
         is_stray = ((target < 0) | (target >= classes)) & (target != ignore_index)
         at = cast("list[list[int]]", is_stray.nonzero().tolist())[:1]  # pyright: ignore[reportUnknownMemberType]
         where = f"on this rank first {int(target[tuple(at[0])])} at {at[0]}" if at else "on other ranks"
+        self.module, self.argument = module, "target"
         super(ModuleInputError, self).__init__(
             f"{module}: target has {strays} values that are no classes ({where}), expected 0 to {classes - 1}, or "
             f"ignore_index={ignore_index}: correct them, or pass ignore_index= as they have it"

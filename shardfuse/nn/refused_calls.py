@@ -29,6 +29,7 @@ from ..executor.agreement import failures_told
 from ..executor.refusals import is_noted, mark_noted, note_refusal
 from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
+from ..module_errors import NamingError
 from ..rank_errors import RanksLateError
 from .transforms import check_not_traced
 
@@ -47,14 +48,19 @@ _BEFORE_A_RUN = (
 """Errors of a call that has run nothing."""
 Why = Callable[..., ShardfuseError | None]
 """Of the arguments of a call that torch has refused: what does not fit, where that is known."""
+_INPUT = {"x": "input"}
+"""What functions call the tensor that modules call x."""
 
 
-def refusing(function: Callable[P, R], *, takes_dtensors: bool = False, why: Why | None = None) -> Callable[P, R]:
+def refusing(
+    function: Callable[P, R], *, takes_dtensors: bool = False, why: Why | None = None, names: Mapping[str, str] = _INPUT
+) -> Callable[P, R]:
     """``function`` (or a method called ``forward``), whose bad calls end by one error that names the argument.
 
     Tensors: ModuleInputError, by its name; options: ModuleArgumentError.  torch.compile does not trace how the error is
     found: it runs a call whose trace has raised uncompiled, which ends by the same error (with fullgraph=True it raises
     its own, which quotes what ``function`` has raised).
+    names: what ``function`` calls arguments of the modules that it is made of, whose errors are its own.
     why: looks at what ``function`` itself does not check, as torch does.
     """
 
@@ -66,6 +72,8 @@ def refusing(function: Callable[P, R], *, takes_dtensors: bool = False, why: Why
             if torch.compiler.is_compiling():
                 raise
             refuse_call(function, error, args, kwargs, takes_dtensors, why)
+            if isinstance(error, NamingError):
+                _name_after(function, error, args, names)
             raise
 
     # torch.compile counts how often it compiles a code object: each function has one of its own.
@@ -90,9 +98,7 @@ def refuse_call(
     takes_dtensors: bool, why: Why | None = None,
 ) -> None:  # fmt: skip
     """Raise what a call of ``function`` ends by, where that is not ``error`` as it is."""
-    method = function.__qualname__.partition(".forward")
-    name = method[0] if method[1] else function.__name__
-    found = None
+    name, found = _name_of(function, args), None
     if not takes_dtensors:
         found = _beside_plain(name, function, args, kwargs) if why else _of_dtensors(name, function, args, kwargs)
     if found is not None:
@@ -112,6 +118,25 @@ def refuse_call(
             found = why(*args, **kwargs)
         if found is not None:
             raise found from None
+
+
+def _name_of(function: Callable[..., Any], args: Sequence[object]) -> str:
+    """What the caller has called: the function, or for a method called ``forward`` a module of this class."""
+    return type(args[0]).__name__ if function.__qualname__.endswith(".forward") else function.__name__
+
+
+@uncompiled
+def _name_after(
+    function: Callable[..., Any], error: NamingError, args: Sequence[object], names: Mapping[str, str]
+) -> None:
+    """Have an error of a module that ``function`` is made of name what the caller has called and passed.
+
+    An option of the module that ``function`` has not, as what follows from a tensor's shape, stays the module's.
+    """
+    own = inspect.signature(function).parameters
+    argument = error.argument if error.argument in own else names.get(error.argument, error.argument)
+    if argument in own or isinstance(error, ModuleInputError):
+        error.rename(_name_of(function, args), argument)
 
 
 def _tensors(

@@ -204,7 +204,7 @@ class _Softmax(TwinnedModule):
         self.check_plain(x=x, mask=None if mask is None or mask.dtype is torch.bool else mask)
         dims = x.ndim or int(self.mesh is None)
         if not -dims <= self.dim < dims:
-            raise ModuleInputError(name, "x", f"{x.ndim} dims", f"a dim {self.dim}", "pass another dim= to the module")
+            raise ModuleInputError(name, "x", f"{x.ndim} dims", f"a dim {self.dim}", "pass another dim=")
         if mask is not None and has_dtensor((mask,)) and not has_dtensor((x,)):
             raise ModuleInputError(
                 name, "mask", "a DTensor", "this rank's local tensor, as x is", "pass mask.to_local()"
