@@ -48,7 +48,7 @@ def checked(
     def decorate(decorated: type[T]) -> type[T]:
         for name, function in inspect.getmembers(decorated, inspect.isfunction):
             if name in methods or (not methods and not name.startswith("_")):
-                said = decorated.__name__ if name == "__init__" else name.lstrip("_")
+                said = "" if name == "__init__" else name.lstrip("_")
                 setattr(decorated, name, _checked(said, function, refuse, adapt))
         return decorated
 
@@ -142,6 +142,7 @@ _LEFT_OUT = _LeftOut()
 def _checked(
     said: str, function: Callable[..., Any], refuse: Refuse, adapt: Callable[[Any], object] | None
 ) -> Callable[..., Any]:
+    """said: what errors call the function; "" of a constructor, which they call by the class of what is made."""
     prepared: list[_Parameters] = []
 
     @functools.wraps(function)
@@ -150,16 +151,16 @@ def _checked(
             prepared.append(_Parameters.of(function))
         (known,) = prepared
         if (wrong := known.why_not(args, kwargs)) is not None:
-            raise refuse(said, *wrong)
+            raise refuse(said or type(self).__name__, *wrong)
         checks = known.checks
         if adapt is not None:
             args, kwargs = tuple(map(adapt, args)), {name: adapt(value) for name, value in kwargs.items()}
         for (name, (fits, hint)), value in zip(checks.items(), args, strict=False):
             if not fits(value):
-                raise refuse(said, name, value, _taken(name, hint, value))
+                raise refuse(said or type(self).__name__, name, value, _taken(name, hint, value))
         for name, value in kwargs.items():
             if name in checks and not checks[name][0](value):
-                raise refuse(said, name, value, _taken(name, checks[name][1], value))
+                raise refuse(said or type(self).__name__, name, value, _taken(name, checks[name][1], value))
         return function(self, *args, **kwargs)
 
     return call

@@ -80,7 +80,7 @@ class BoundOp:
     shaping: how what the fusions take is had of those, None for themselves.
     known: the program of the last call, by local tensors that are known again; one while no gradients are recorded, one
     while they are.  That of the last backward is found by the gradients and what was saved.
-    name: of the module, by which a profiler shows its runs, and errors call it.
+    name: of the module, as errors call it; a profiler shows its runs by the last part of that.
     """
 
     __slots__ = (
@@ -107,11 +107,12 @@ class BoundOp:
         name: str,
     ) -> None:
         is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
-        self.op, self.takes, self.shaping, self.name = op, tuple(takes), shaping, f"shardfuse.nn.{name}"
+        self.op, self.takes, self.shaping, self.name = op, tuple(takes), shaping, name
         self._views = Views() if shaping is None else shaping.views(op.saved, len(op.gradients))
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
-        names = f"shardfuse::{name}", f"shardfuse::{name} backward"
+        label = f"shardfuse::{name.rpartition('.')[2]}"
+        names = label, f"{label} backward"
         for fd, owner in zip(op.fusions, (self.name, f"the backward of {self.name}"), strict=False):
             fd.fusion.first_owner = fd.fusion.first_owner or owner
         placed = zip(op.fusions, (op.arguments, op.gradients), names, strict=False)

@@ -89,7 +89,7 @@ class FusedOp:
 
         ``unsharded``: the shape of the activations, where it is known; it says what uneven shards are parts of.
         """
-        return BoundOp(self, unsharded, tensors, name=type(self).__name__)(timer, tensors)
+        return BoundOp(self, unsharded, tensors, name=f"shardfuse.nn.{type(self).__name__}")(timer, tensors)
 
 
 _MISSED: Any = object()
@@ -152,6 +152,11 @@ class FusedModule(Checks, PromisingModule):
     @property
     def checked_name(self) -> str:
         return type(self).__name__
+
+    def _name_in_errors(self) -> str:
+        """The name by which errors about its runs call it: a caller's subclass is not of shardfuse.nn."""
+        is_own = type(self).__module__.startswith("shardfuse.")
+        return f"shardfuse.nn.{self.checked_name}" if is_own else self.checked_name
 
     def settings(self) -> dict[str, object]:
         """The arguments that make such a module: numbers, strings, None, a DeviceMesh and TensorPlacements."""
@@ -304,7 +309,7 @@ class FusedModule(Checks, PromisingModule):
         if any(is_traced(t) for t in local):
             return None
         taken = takes if any(take is not None for take in takes) else ()
-        return BoundOp(op, self.whole(entered, unsharded), local, taken, shaping, name=self.checked_name)
+        return BoundOp(op, self.whole(entered, unsharded), local, taken, shaping, name=self._name_in_errors())
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process, or to other modules."""

@@ -50,7 +50,7 @@ def _of_losses(name: str) -> property:
 def _check_chunk_rows(module: LinearCrossEntropyLoss, rows: int | None) -> None:
     """Raise ModuleArgumentError for what is no number of rows."""
     if rows is not None and rows < 1:
-        raise ModuleArgumentError("LinearCrossEntropyLoss", "chunk_rows", rows, "1 or more")
+        raise ModuleArgumentError(type(module).__name__, "chunk_rows", rows, "1 or more")
 
 
 @checked_module
@@ -92,7 +92,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     ) -> None:
         super().__init__()
         if reduction not in REDUCTIONS:
-            raise ModuleArgumentError("LinearCrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
+            raise ModuleArgumentError(type(self).__name__, "reduction", reduction, '"mean", "sum" or "none"')
         self.chunk_rows = chunk_rows
         options: dict[str, Any] = {
             "mesh": mesh, "logits": logits, "ignore_index": ignore_index, "label_smoothing": label_smoothing,
@@ -144,7 +144,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         try:
             return self._made(x, weight, target, bias, size)
         except StrayTargetError as error:  # of a chunk, by a loss that the caller has not called
-            raise error.within("LinearCrossEntropyLoss", target) from None
+            raise error.within(type(self).__name__, target) from None
 
     def _made(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, size: int) -> Tensor:
         if size >= target.numel():
@@ -219,7 +219,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     def _check(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
         def refuse(argument: str, found: str, expected: str, advice: str) -> ModuleInputError:
-            return ModuleInputError("LinearCrossEntropyLoss", argument, found, expected, advice)
+            return ModuleInputError(type(self).__name__, argument, found, expected, advice)
 
         for name, tensor in (("x", x), ("weight", weight), ("target", target), ("bias", bias)):
             if has_dtensor((tensor,)):

@@ -119,12 +119,12 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         """
         if dtype not in (torch.float32, torch.float64):
             expected, advice = "torch.float32 or torch.float64", "cast the tables to another type"
-            raise ModuleInputError("RotaryEmbedding", "dtype", str(dtype), expected, advice)
+            raise ModuleInputError(self.checked_name, "dtype", str(dtype), expected, advice)
         self.check_type("positions", positions)
-        _check_local("positions", positions)
+        _check_local(self, "positions", positions)
         if positions.is_complex():
             found = f"dtype {positions.dtype}"
-            raise ModuleInputError("RotaryEmbedding", "positions", found, "integers or real numbers", "cast it")
+            raise ModuleInputError(self.checked_name, "positions", found, "integers or real numbers", "cast it")
         exponents = torch.arange(0, self.rotary_dim, 2, device=positions.device, dtype=dtype) / self.rotary_dim
         angles = positions.to(dtype)[..., None] * self.base**-exponents
         return angles.cos(), angles.sin()
@@ -160,7 +160,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         if self.packed is not None:
             if key is not None:
                 found, expected = "a key", "none, as the query holds all heads"
-                raise ModuleInputError("RotaryEmbedding", "key", found, expected, "leave it out")
+                raise ModuleInputError(self.checked_name, "key", found, expected, "leave it out")
             return self._packed(self.packed, query, cos, sin, positions)
         if has_dtensor(tensors):
             given = [Given(name, t, self._input) for name, t in zip(("query", "key"), tensors, strict=False)]
@@ -200,7 +200,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
             first = "batch, sequence" if self.batch_first else "sequence, batch"
             expected = f"[{first}, {heads} * {self.head_dim}]: the heads of queries, keys and values"
             advice = "pass what one matmul makes of all three"
-            raise ModuleInputError("RotaryEmbedding", "query", f"shape {tuple(x.shape)}", expected, advice)
+            raise ModuleInputError(self.checked_name, "query", f"shape {tuple(x.shape)}", expected, advice)
         tables = self._tables_of(x, cos, sin, positions, None)
         if torch.compiler.is_compiling():
             return tuple(self.as_op((x, *tables), None, None))
@@ -255,7 +255,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         """Cosines and sines as ``_table`` has them, of what a call was given."""
         if (cos is None) != (sin is None) or (cos is not None and positions is not None):
             found = "cos and sin, or positions, not both" if positions is not None else "cos or sin alone"
-            raise ModuleInputError("RotaryEmbedding", "the call", found, "one of the two ways", "leave one out")
+            raise ModuleInputError(self.checked_name, "the call", found, "one of the two ways", "leave one out")
         if cos is None or sin is None:
             if positions is None:
                 positions = self._positions(query, unsharded)
@@ -272,7 +272,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         if sin.dtype != cos.dtype or sin.shape != cos.shape:
             found = f"shape {tuple(sin.shape)} of {sin.dtype}"
             expected = f"{tuple(cos.shape)} of {cos.dtype}, those of cos"
-            raise ModuleInputError("RotaryEmbedding", "sin", found, expected, "see tables()")
+            raise ModuleInputError(self.checked_name, "sin", found, expected, "see tables()")
         if self.packed is None:
             self._check(turned)
         placement = self._input.resolve("input", 4).for_shape(self.mesh, unsharded)
@@ -281,7 +281,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         heads = [int(x.shape[self.heads_dim]) * placement.parts(self.mesh, self.heads_dim) for x in turned]
         if unsharded is not None and heads[0] != unsharded[self.heads_dim]:
             found, expected = f"{unsharded[self.heads_dim]} heads in all", "as many on each rank"
-            raise ModuleInputError("RotaryEmbedding", "query", found, expected, "shard heads that the ranks divide")
+            raise ModuleInputError(self.checked_name, "query", found, expected, "shard heads that the ranks divide")
         if self.packed is not None:
             heads = [*self.packed, self.packed[1]]
         spec = RotarySpec(
@@ -322,18 +322,18 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         for name, x in zip(("query", "key"), tensors, strict=False):
             if x.ndim != 4:
                 expected = "pass [batch, heads, sequence, head_dim]"
-                raise ModuleInputError("RotaryEmbedding", name, f"{x.ndim} dims", "4", expected)
+                raise ModuleInputError(self.checked_name, name, f"{x.ndim} dims", "4", expected)
             self.check_size(name, x, -1, self.head_dim)
             if x.dtype != query.dtype:
                 expected = f"{query.dtype}, the query's"
-                raise ModuleInputError("RotaryEmbedding", name, f"dtype {x.dtype}", expected, "cast one")
+                raise ModuleInputError(self.checked_name, name, f"dtype {x.dtype}", expected, "cast one")
             for dim in (0, self._sequence_dim):
                 self.check_size(name, x, dim, query.shape[dim])
 
     def _check_positions(self, positions: torch.Tensor, query: torch.Tensor) -> None:
         """Raise ModuleInputError for positions of another shape than the query's."""
         self.check_type("positions", positions)
-        _check_local("positions", positions)
+        _check_local(self, "positions", positions)
         if positions.shape == query.shape[self._sequence_dim : self._sequence_dim + 1]:  # what most calls pass
             return
         if self.packed is None:
@@ -343,7 +343,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         if len(given) != 2 or any(n not in (1, size) for n, size in zip(given, sizes, strict=True)):
             expected = f"[{sizes[1]}] or {list(sizes)}, those of the query's sequence, or of its batch and sequence"
             found = f"shape {list(positions.shape)}"
-            raise ModuleInputError("RotaryEmbedding", "positions", found, expected, "pass this rank's")
+            raise ModuleInputError(self.checked_name, "positions", found, expected, "pass this rank's")
 
     def _positions(self, query: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
         """Those of this rank's part of the sequence."""
@@ -358,10 +358,10 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         """[batch or 1, heads as 1, sequence, rotary_dim / 2], in the order of the query's dims."""
         half, along = self.rotary_dim // 2, self._sequence_dim
         if type(table) not in PLAIN:
-            _check_local(name, table)
+            _check_local(self, name, table)
         if table.requires_grad and torch.is_grad_enabled():
             expected, advice = "one that requires none, as none is computed", f"pass {name}.detach()"
-            raise ModuleInputError("RotaryEmbedding", name, "a gradient that is wanted", expected, advice)
+            raise ModuleInputError(self.checked_name, name, "a gradient that is wanted", expected, advice)
         if query.ndim in (3, 4) and table.shape == (query.shape[along], half):  # what most calls pass
             sizes = [1, 1, 1, half]
             sizes[2 if self.heads_dim == 1 else along] = table.shape[0]
@@ -371,12 +371,12 @@ class RotaryEmbedding(TakesProducts, FusedModule):
             self._check((query,))
         expected = f"[sequence, {half}] or [batch, sequence, {half}] for this query (or {2 * half} in place of {half})"
         if table.ndim not in (2, 3) or table.shape[-1] not in (half, 2 * half):
-            raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")
+            raise ModuleInputError(self.checked_name, name, f"shape {tuple(table.shape)}", expected, "see tables()")
         table = table if table.ndim == 3 else table[None]
         batch_dim = 0 if self.batch_first else 1
         sizes = (query.shape[batch_dim], query.shape[along])
         if any(n not in (1, size) for n, size in zip(table.shape, sizes, strict=False)):
-            raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")
+            raise ModuleInputError(self.checked_name, name, f"shape {tuple(table.shape)}", expected, "see tables()")
         if table.shape[-1] == 2 * half:  # each angle is there twice
             table = table[..., ::2] if self.interleaved else table[..., :half]
         table = table if self.batch_first else table.transpose(0, 1)
@@ -386,8 +386,8 @@ class RotaryEmbedding(TakesProducts, FusedModule):
         return f"{self.head_dim}, base={self.base}, rotary_dim={self.rotary_dim}, interleaved={self.interleaved}"
 
 
-def _check_local(name: str, table: torch.Tensor) -> None:
+def _check_local(module: RotaryEmbedding, name: str, table: torch.Tensor) -> None:
     """Raise ModuleInputError for positions, cosines and sines that are DTensors."""
     if has_dtensor((table,)):
         expected, advice = "this rank's local tensor, whatever the query is", f"pass {name}.to_local()"
-        raise ModuleInputError("RotaryEmbedding", name, "a DTensor", expected, advice)
+        raise ModuleInputError(module.checked_name, name, "a DTensor", expected, advice)

@@ -130,7 +130,11 @@ def _as_made(module: _Described, name: str, value: Any) -> dict[str, object]:
     settings = module.settings()
     if module.defined is None or argument not in settings or argument in module.checked_in_calls:
         return {name: value}
-    made = kind.made_again({**settings, argument: value})
+    try:
+        made = kind.made_again({**settings, argument: value})
+    except ModuleArgumentError as error:  # of the class that the caller's is a subclass of
+        error.rename(type(module).__name__, error.argument)
+        raise
     own = [key for key in unset(kind) if module.argument_names.get(key, key) in settings]
     return {key: vars(made)[key] for key in own}
 
