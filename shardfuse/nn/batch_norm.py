@@ -20,7 +20,6 @@ from ..mesh.groups import world_key
 from . import traced
 from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .channel_norm import ChannelNorm
-from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedOp
 from .moved_statistics import is_end_of_recomputation, move_towards
 from .parameters import ParameterKind
@@ -152,7 +151,7 @@ class BatchNorm(ChannelNorm):
         ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
         """
         if type(x) not in PLAIN and has_dtensor((x,)):
-            return on_local_input(self._forward, self.mesh, x, self._input)
+            return self.on_dtensor(self._forward, x, self._input, unsharded)
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:

@@ -59,6 +59,16 @@ class Checks:
             advice = f"of {list(unsharded)} it has {list(wanted)}; leave it out where all pieces have one size"
             raise ModuleInputError(self.checked_name, "unsharded", found, expected, advice)
 
+    def check_said(self, unsharded: Sequence[int] | None, shape: Sequence[int], argument: str) -> None:
+        """Raise ModuleInputError for an unsharded shape that is not the one that DTensors have as a whole.
+
+        argument: what that is the shape of.
+        """
+        if unsharded is not None and tuple(unsharded) != tuple(shape):
+            found, expected = f"sizes {list(unsharded)}", f"{list(shape)}, the shape of the DTensor that {argument} is"
+            advice = "leave it out, as DTensors know their shape as a whole"
+            raise ModuleInputError(self.checked_name, "unsharded", found, expected, advice)
+
     def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
         """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""
         if tensor.dtype not in SUPPORTED:

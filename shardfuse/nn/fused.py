@@ -18,7 +18,7 @@ from ..source_line import caller_line
 from .bound_op import BoundOp as BoundOp
 from .bound_op import Take as Take
 from .checks import Checks
-from .dtensor_autograd import Given
+from .dtensor_autograd import Given, on_local_input
 from .fusion_run import LastCall
 from .module_hooks import has_no_hooks
 from .of_linear import handed_on
@@ -327,9 +327,18 @@ class FusedModule(Checks, PromisingModule):
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
         self.describe()
 
-    def unsharded_of(self, given: Sequence[Given]) -> tuple[int, ...]:
-        """The shape of those that are DTensors.  Raises ModuleInputError where they differ."""
+    def on_dtensor(
+        self, call: Callable[..., torch.Tensor], x: torch.Tensor, at: TensorPlacement, unsharded: Sequence[int] | None,
+        result: tuple[TensorPlacement, TensorPlacement] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """``on_local_input`` of a DTensor x, whose shape the caller may have said too."""
+        self.check_said(unsharded, x.shape, "x")
+        return on_local_input(call, self.mesh, x, at, result)
+
+    def unsharded_of(self, given: Sequence[Given], unsharded: Sequence[int] | None) -> tuple[int, ...]:
+        """The shape of those that are DTensors.  Raises ModuleInputError where they, or what was said, differ."""
         first, *others = (g for g in given if has_dtensor((g.tensor,)))
         for other in others:
             self.check_same(other.name, other.tensor, first.name, first.tensor.shape)
+        self.check_said(unsharded, first.tensor.shape, first.name)
         return tuple(first.tensor.shape)

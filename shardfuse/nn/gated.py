@@ -53,7 +53,7 @@ class GatedUnit(TakesProducts, FusedModule):
         if self.is_decomposed():
             return self._traced(gate, up)
         if (type(gate) not in PLAIN or (up is not None and type(up) not in PLAIN)) and has_dtensor((gate, up)):
-            return self._on_dtensors(gate, up)
+            return self._on_dtensors(gate, up, unsharded)
         return self._forward(gate, up, unsharded=unsharded)
 
     def _forward(
@@ -71,10 +71,12 @@ class GatedUnit(TakesProducts, FusedModule):
             return laid_out(lambda given: self.run(given, None), gate, up, keeps_last=is_sized)
         return self.run((gate, up, *biases), unsharded)[0]
 
-    def _on_dtensors(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+    def _on_dtensors(
+        self, gate: torch.Tensor, up: torch.Tensor | None, unsharded: Sequence[int] | None
+    ) -> torch.Tensor:
         at, tensors = self._input, (gate,) if up is None else (gate, up)
         given = [Given(name, t, at) for name, t in zip(("gate", "up"), tensors, strict=False)]
-        shape = self.unsharded_of(given)
+        shape = self.unsharded_of(given, unsharded)
         if up is None:
             if any(d is not None for d in at.only(-1).shards + at.only(gate.ndim - 1).shards):
                 advice = "pass its local tensor, this rank's gate and up side by side, or gate and up apart"

@@ -15,7 +15,6 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
 from .activation_functions import Activation, activated, slope
-from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
@@ -83,7 +82,7 @@ class GELU(OfGelu):
             self.check_plain(x=x)
             return traced.activation(self.activation, x)
         if type(x) not in PLAIN and has_dtensor((x,)):
-            return on_local_input(self._forward, self.mesh, x, self._input)
+            return self.on_dtensor(self._forward, x, self._input, unsharded)
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:

@@ -13,7 +13,6 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
 from .channel_norm import ChannelNorm
-from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedOp
 from .group_norm_fusions import GroupNormSpec, group_norm_op
 from .parameters import ParameterKind
@@ -109,7 +108,7 @@ class GroupNorm(ChannelNorm):
             self._check_count(x.shape)
             return traced.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, self.activation)
         if type(x) not in PLAIN and has_dtensor((x,)):
-            return on_local_input(self._forward, self.mesh, x, self._input)
+            return self.on_dtensor(self._forward, x, self._input, unsharded)
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:

@@ -120,12 +120,14 @@ class AddRMSNorm(norm.AddRMSNorm):
             if results is not None:
                 return self._given_back(results, scale)
         if (type(x) not in PLAIN or type(residual) not in PLAIN) and has_dtensor((x, residual)):
-            return self._of_dtensors(x, residual, scale)
+            return self._of_dtensors(x, residual, scale, unsharded)
         return self._given_back(self._quantized(x, residual, *more, unsharded=unsharded), scale)
 
-    def _of_dtensors(self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None) -> Results:
+    def _of_dtensors(
+        self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor | None, unsharded: Sequence[int] | None
+    ) -> Results:
         given = [Given("x", x, self._input), Given("residual", residual, self._at)]
-        shape = self.unsharded_of(given)
+        shape = self.unsharded_of(given, unsharded)
         ndim, last = len(shape), 1 if self.scales == "row" else shape[-1] // BLOCK
         at = scales_at(self._output.resolve("output", ndim), ndim, self.scales)
         of_scales = [] if self.scales == "given" else [Result((*shape[:-1], last), at, at)]

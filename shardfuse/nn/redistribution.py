@@ -17,7 +17,6 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
-from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
 from .placed_spec import FusionSpec
 from .placement import TensorPlacement, define, move, place
@@ -94,7 +93,7 @@ class Redistribution(FusedModule):
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         if type(x) not in PLAIN and has_dtensor((x,)):
-            return on_local_input(self._forward, self.mesh, x, self._source, (self._target, self._grad))
+            return self.on_dtensor(self._forward, x, self._source, unsharded, (self._target, self._grad))
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:

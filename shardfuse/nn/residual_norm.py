@@ -31,7 +31,7 @@ class ResidualNorm(RowNorm):
                 return results[0], results[1]
         if (type(x) not in PLAIN or type(residual) not in PLAIN) and has_dtensor((x, residual)):
             given = [Given("x", x, self._input), Given("residual", residual, self._at)]
-            shape = self.unsharded_of(given)
+            shape = self.unsharded_of(given, unsharded)
             results = [Result(shape, self._output, self._output_grad), Result(shape, self._at, self._at)]
             return on_local_tensors(partial(self._added, unsharded=shape), self.mesh, given, results)
         return self._added(x, residual, unsharded=unsharded)

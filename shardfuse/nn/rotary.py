@@ -163,6 +163,7 @@ class RotaryEmbedding(TakesProducts, FusedModule):
                 raise ModuleInputError(self.checked_name, "key", found, expected, "leave it out")
             return self._packed(self.packed, query, cos, sin, positions)
         if has_dtensor(tensors):
+            self.check_said(unsharded, query.shape, "query")
             given = [Given(name, t, self._input) for name, t in zip(("query", "key"), tensors, strict=False)]
             results = [Result(tuple(t.shape), self._input, self._input) for t in tensors]
             here = partial(self._call, cos=cos, sin=sin, positions=positions, unsharded=tuple(query.shape))

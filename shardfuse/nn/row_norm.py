@@ -14,7 +14,7 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
 from .default_eps import rms_norm_eps
-from .dtensor_autograd import on_local_input, placements_of
+from .dtensor_autograd import placements_of
 from .fused import PLAIN, FusedOp
 from .fusion_run import LastCall
 from .of_linear import TakesProducts
@@ -376,7 +376,7 @@ class InputNorm(RowNorm):
             if results is not None:
                 return results[0]
         if type(x) not in PLAIN and has_dtensor((x,)):
-            return on_local_input(self._normed, self.mesh, x, self._input, (self._output, self._output_grad))
+            return self.on_dtensor(self._normed, x, self._input, unsharded, (self._output, self._output_grad))
         return self._normed(x, unsharded=unsharded)
 
     def _normed(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:

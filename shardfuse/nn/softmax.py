@@ -75,6 +75,7 @@ class _Softmax(TwinnedModule):
             return traced.softmax(x, mask, self.dim, self.scale, is_log=self._is_log)
         if type(x) not in PLAIN and has_dtensor((x,)):
             given, shape = [Given("x", x, self._input)], tuple(x.shape)
+            self.check_said(unsharded, shape, "x")
             if mask is not None:
                 self._check(x, mask)
                 placed = of_dtensor(x, mask, self._input.resolve("input", x.ndim))
