@@ -245,3 +245,30 @@ def test_an_eps_that_is_left_out_is_torchs_in_every_function(dtype: torch.dtype)
     if dtype != torch.float64:
         one, other = quantized.rms_norm(x, (8,)), quantized.add_rms_norm(x, torch.zeros_like(x), (8,))[0]
         assert torch.equal(one.scales, other.scales)
+
+
+IMAGE = torch.randn(2, 4, 3, 3)
+BAD_OPTIONS: dict[str, Callable[[], object]] = {
+    "cross_entropy(label_smoothing=2.0)": lambda: functional.cross_entropy(X, TARGET, label_smoothing=2.0),
+    "cross_entropy(reduction='foo')": lambda: functional.cross_entropy(X, TARGET, reduction="foo"),  # pyright: ignore[reportArgumentType]
+    "cross_entropy(temperature=0.0)": lambda: functional.cross_entropy(X, TARGET, temperature=0.0),
+    "cross_entropy(z_loss=-1.0)": lambda: functional.cross_entropy(X, TARGET, z_loss=-1.0),
+    "log_prob(temperature=-1.0)": lambda: functional.log_prob(X, TARGET, temperature=-1.0),
+    "log_prob_and_entropy(temperature=-1.0)": lambda: functional.log_prob_and_entropy(X, TARGET, temperature=-1.0),
+    "layer_norm(eps=-1.0)": lambda: functional.layer_norm(X, (4,), eps=-1.0),
+    "rms_norm(eps=-1.0)": lambda: functional.rms_norm(X, (4,), eps=-1.0),
+    "group_norm(eps=-1.0)": lambda: functional.group_norm(IMAGE, 2, eps=-1.0),
+    "batch_norm(eps=-1.0)": lambda: functional.batch_norm(IMAGE, None, None, training=True, eps=-1.0),
+    "linear_cross_entropy(temperature=0.0)": lambda: linear_cross_entropy(X, WEIGHT, TARGET, temperature=0.0),
+    "linear_cross_entropy(chunk_rows=0)": lambda: linear_cross_entropy(X, WEIGHT, TARGET, chunk_rows=0),
+}
+
+
+@pytest.mark.parametrize("call", BAD_OPTIONS)
+def test_options_that_are_out_of_range_are_refused_while_torch_compiles_too(call: str) -> None:
+    for backend in (None, "eager"):
+        torch._dynamo.reset()
+        run = BAD_OPTIONS[call] if backend is None else torch.compile(BAD_OPTIONS[call], backend=backend)
+        with pytest.raises(ModuleArgumentError) as raised:
+            run()
+        assert str(raised.value).startswith(f"{call}: expected ")

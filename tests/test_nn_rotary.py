@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from dtensor_cases import distribute, make_mesh
 from module_cases import FLOATS, NARROW, ONE, check_module, each_rank
 from nn_cases import S0, S1, S2, Here, Placements, R
+from ranks import run_ranks
 from torch import Tensor
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Placement, Shard
 from torch_answers import assert_beside
 from torch_gradients import leaf
 
@@ -314,3 +316,25 @@ def test_tables_that_require_a_gradient_are_refused() -> None:
                 module(x, None, cos, sin)
             with torch.no_grad():
                 module(x, None, cos, sin)
+
+
+@pytest.mark.parametrize("at", [S1, S2, R], ids=str)
+@pytest.mark.parametrize("plain", ["query", "key"])
+def test_one_dtensor_beside_this_ranks_part_of_the_other(plain: str, at: Placement) -> None:
+    wholes = {
+        name: torch.randn(2, heads, 6, 16, generator=torch.Generator().manual_seed(heads), dtype=torch.float64)
+        for name, heads in (("query", 4), ("key", 2))
+    }
+    alone = RotaryEmbedding(16)
+    expected = dict(zip(wholes, alone(*wholes.values()), strict=True))
+
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,))
+        module = RotaryEmbedding(16, mesh=DeviceMesh.from_torch(mesh), input=at)
+        given = {name: distribute(x, mesh, [at]) for name, x in wholes.items()}
+        given[plain] = given[plain].to_local()
+        for name, found in zip(given, module(*given.values()), strict=True):
+            assert found.shape == wholes[name].shape
+            assert_beside(found.full_tensor(), expected[name])
+
+    run_ranks(2, run)

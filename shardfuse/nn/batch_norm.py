@@ -87,7 +87,7 @@ class BatchNorm(ChannelNorm):
         placement = TensorPlacement.of_whole_values("input", input, mesh, "a norm")
         super().__init__(mesh, placement.replicated(), parameters)
         self.check_argument("num_features", num_features, num_features >= 1, "1 or more")
-        self.check_argument("eps", eps, eps >= 0, "0 or more")
+        self.check_eps(eps)
         if any(d is not None and (d < 0 or d == 1) for d in placement.shards):
             advice = (
                 "shard batch or image dims, counted from the front; for channels make one of theirs, without a mesh"

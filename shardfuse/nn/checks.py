@@ -33,6 +33,10 @@ class Checks:
         if not is_right:
             raise ModuleArgumentError(self.checked_name, argument, value, expected)
 
+    def check_eps(self, eps: float) -> None:
+        """Raise ModuleArgumentError for an eps that is negative."""
+        self.check_argument("eps", eps, eps >= 0, "0 or more")
+
     def check_sizes(self, unsharded: Sequence[int], x: torch.Tensor) -> None:
         """Raise ModuleInputError for what is no shape of a tensor with x's dims."""
         sizes: list[object] = list(unsharded)

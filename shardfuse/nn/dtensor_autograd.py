@@ -87,6 +87,20 @@ def on_local_input(
     return on_local_tensors(partial(call, unsharded=shape), mesh, [Given("x", x, at)], results)
 
 
+def unsharded_shapes(tensors: Sequence[torch.Tensor], dim: int, parts: int) -> list[tuple[int, ...]]:
+    """The shapes of tensors that differ along ``dim`` alone, some of which are DTensors, as wholes.
+
+    A plain one is a rank's part: along ``dim`` one of ``parts`` of one size, and along others like that of a DTensor.
+    """
+    whole = next(tuple(t.shape) for t in tensors if has_dtensor((t,)))
+    return [
+        tuple(t.shape)
+        if has_dtensor((t,)) or t.ndim != len(whole)
+        else (*whole[:dim], t.shape[dim] * parts, *whole[dim + 1 :])
+        for t in tensors
+    ]
+
+
 def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
     """The local tensor of a DTensor that lives as ``placement`` says; any other tensor as it is.
 

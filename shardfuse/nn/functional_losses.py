@@ -12,7 +12,7 @@ from .checks import Function
 from .functional_promises import Accumulate, kept_module, said
 from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
-from .loss import CrossEntropyLoss, check_torchs
+from .loss import CrossEntropyLoss, check_options, check_torchs
 from .loss_fusions import Reduction
 from .refused_calls import refusing
 
@@ -47,7 +47,7 @@ def cross_entropy(
     check_torchs("cross_entropy", weight, size_average, reduce)
     promises = said("cross_entropy", invariant, accumulate)
     if promises is None and torch.compiler.is_compiling():
-        _check_target("cross_entropy", input, target)
+        _check_call("cross_entropy", input, target, reduction, label_smoothing, z_loss, temperature)
         options = (ignore_index, label_smoothing, z_loss, temperature)
         return traced.cross_entropy(input, target, reduction, *options)
     module = _cross_entropy(
@@ -70,7 +70,7 @@ def log_prob(
     """The log-probability of each row's target, [...], of input [..., classes]."""
     promises = said("log_prob", invariant, accumulate)
     if promises is None and torch.compiler.is_compiling():
-        _check_target("log_prob", input, target)
+        _check_call("log_prob", input, target, temperature=temperature)
         return traced.log_prob(input, target, ignore_index, temperature, entropy=False)[0]
     return _log_prob(promises, temperature=temperature, ignore_index=ignore_index)(input, target)
 
@@ -88,14 +88,24 @@ def log_prob_and_entropy(
     """As ``log_prob``, and the entropy of each row's distribution."""
     promises = said("log_prob_and_entropy", invariant, accumulate)
     if promises is None and torch.compiler.is_compiling():
-        _check_target("log_prob_and_entropy", input, target)
+        _check_call("log_prob_and_entropy", input, target, temperature=temperature)
         made = traced.log_prob(input, target, ignore_index, temperature, entropy=True)
         return made[0], made[1]
     return _log_prob(promises, temperature=temperature, ignore_index=ignore_index, entropy=True)(input, target)
 
 
-def _check_target(name: str, logits: torch.Tensor, target: torch.Tensor) -> None:
+def _check_call(
+    name: str,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    reduction: Reduction = "none",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    temperature: float = 1.0,
+) -> None:
+    """Raise what a module would where torch.compile traces, which makes none."""
     function = Function(name)
+    check_options(function, reduction, label_smoothing, z_loss, temperature)
     function.check_plain(input=logits)
     if logits.ndim == 0:
         raise function.refuse("input", "no dims", "[..., classes]")
@@ -119,6 +129,8 @@ def linear_cross_entropy(
     temperature: float = 1.0,
 ) -> torch.Tensor:
     """``cross_entropy(input @ weight.T + bias, target)``, a chunk of rows at a time, as ``LinearCrossEntropyLoss``."""
+    if torch.compiler.is_compiling():  # which shows the error of a module that it makes as one of its own
+        check_options(Function("linear_cross_entropy"), reduction, label_smoothing, z_loss, temperature)
     module = _linear_cross_entropy(
         None, chunk_rows=chunk_rows, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
         z_loss=z_loss, temperature=temperature,

@@ -59,6 +59,7 @@ def norm_of_rows(
     function.check_plain(input=x, residual=residual, **parameters)
     given = {**parameters, "residual": residual}
     if is_decomposed(x, promises) or 0 in shape:
+        function.check_eps(eps)
         flat: dict[str, Any] = {name: None if t is None else t.flatten(-dims) for name, t in given.items()}
         made = traced.norm(x.flatten(-dims), eps, **flat, centered=centered, dropout=dropout)
         return tuple(t.view(x.shape) for t in made)
@@ -107,6 +108,7 @@ def group_normed(
     function.check_plain(input=x, **parameters)
     affine = _affine(parameters)
     if is_decomposed(x, promises) or x.shape[1] == 0:
+        function.check_eps(eps)
         return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
     module = _group_norm(
         promises, groups, x.shape[1], eps, len(affine) > 0, bias=len(affine) > 1, activation=activation,
@@ -140,6 +142,7 @@ def batch_normed(
         raise function.refuse("running_var", f"dtype {kept[1].dtype}", f"{kept[0].dtype}, that of running_mean")
     affine = _affine(parameters)
     if is_decomposed(x, promises) or x.shape[1] == 0:
+        function.check_eps(eps)
         return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     module = _batch_norm(
         promises, x.shape[1], eps, affine=len(affine) > 0, bias=len(affine) > 1, track_running_stats=False,

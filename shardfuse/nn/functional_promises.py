@@ -10,6 +10,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 import torch
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
+from ..base_error import ShardfuseError
+from ..executor.uncompiled import uncompiled
 from ..frontend.promise_arguments import Invariant, promised
 from ..ir.promises import Promises
 from .promising import PromisingModule
@@ -43,9 +45,17 @@ def kept_module(make: Callable[P, M]) -> Callable[Concatenate[Promises | None, P
     def name_of(kept: tuple[bool, ...], *arguments: Any, **options: Any) -> str:
         key = (kept, arguments, tuple(options.items()))
         if key not in names:
+            try:
+                made = module(kept, *arguments, **options)
+            except ShardfuseError:  # of the arguments, which `made_uncompiled` raises: Dynamo calls it its own here
+                return ""
             names[key] = name = f"{cast('Any', make).__name__}_{len(names)}"
-            setattr(_compiled, name, module(kept, *arguments, **options))
+            setattr(_compiled, name, made)
         return names[key]
+
+    @uncompiled
+    def made_uncompiled(kept: tuple[bool, ...], *arguments: Any, **options: Any) -> M:
+        return module(kept, *arguments, **options)
 
     cast("Any", name_of)._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result, without its import
 
@@ -53,7 +63,8 @@ def kept_module(make: Callable[P, M]) -> Callable[Concatenate[Promises | None, P
         said = (False,) * 3 if promises is None else (promises.batch, promises.ranks, promises.wide_sums)
         if torch.compiler.is_dynamo_compiling():
             given: Any = ([_constant(x) for x in arguments], {name: _constant(x) for name, x in options.items()})
-            return getattr(_compiled, name_of(said, *given[0], **given[1]))
+            name = name_of(said, *given[0], **given[1])
+            return getattr(_compiled, name) if name else made_uncompiled(said, *given[0], **given[1])
         return module(said, *arguments, **options)
 
     return kept

@@ -65,7 +65,7 @@ class GroupNorm(ChannelNorm):
         self.check_argument("num_groups", num_groups, num_groups >= 1, "1 or more")
         are_whole = num_channels >= 1 and num_channels % num_groups == 0
         self.check_argument("num_channels", num_channels, are_whole, f"a multiple of {num_groups} groups")
-        self.check_argument("eps", eps, eps >= 0, "0 or more")
+        self.check_eps(eps)
         self.check_argument("activation", activation, activation in (None, "silu"), 'None or "silu"')
         if any(d is not None and d < 0 for d in placement.shards):
             raise PlacementError("input", (input,), "[batch, channels, ...]", "count the sharded dim from the front")

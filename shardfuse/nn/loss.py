@@ -15,6 +15,7 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
 from . import traced
+from .checks import Checks
 from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
 from .logits_fusions import LogitsSpec, give_strays, logits_and_target
@@ -70,6 +71,14 @@ class StrayTargetError(ModuleInputError):
         return StrayTargetError(module, target, self.classes, self.ignore_index, int(strays.sum()) or self.strays)
 
 
+def check_options(checks: Checks, reduction: str, label_smoothing: float, z_loss: float, temperature: float) -> None:
+    """Raise ModuleArgumentError for an option of a loss that is out of range."""
+    checks.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
+    checks.check_argument("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "a share from 0 to 1")
+    checks.check_argument("z_loss", z_loss, 0 <= z_loss < math.inf, "0 or more")
+    checks.check_argument("temperature", temperature, 0 < temperature < math.inf, "a number above 0")
+
+
 @checked_module
 class CrossEntropyLoss(TakesProducts, FusedModule):
     """Cross entropy over the last axis of the logits: -log softmax(logits)[target].
@@ -118,10 +127,7 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
         check_torchs(type(self).__name__, weight, size_average, reduce)
         if self._is_computed_here():
             self.register_buffer("weight", None)  # as torch's loss has it
-        self.check_argument("reduction", reduction, reduction in REDUCTIONS, '"mean", "sum" or "none"')
-        self.check_argument("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "a share from 0 to 1")
-        self.check_argument("z_loss", z_loss, 0 <= z_loss < math.inf, "0 or more")
-        self.check_argument("temperature", temperature, 0 < temperature < math.inf, "a number above 0")
+        check_options(self, reduction, label_smoothing, z_loss, temperature)
         self.z_loss, self.temperature = z_loss, temperature
         self.mesh, self.ignore_index, self.num_classes = mesh, ignore_index, num_classes
         self.reduction = reduction

@@ -12,7 +12,7 @@ from ..errors import ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
-from .dtensor_autograd import Given, Result, on_local_tensors
+from .dtensor_autograd import Given, Result, on_local_tensors, unsharded_shapes
 from .fused import PLAIN, FusedModule, FusedOp
 from .of_linear import TakesProducts
 from .placement import TensorPlacement
@@ -163,10 +163,12 @@ class RotaryEmbedding(TakesProducts, FusedModule):
                 raise ModuleInputError(self.checked_name, "key", found, expected, "leave it out")
             return self._packed(self.packed, query, cos, sin, positions)
         if has_dtensor(tensors):
-            self.check_said(unsharded, query.shape, "query")
+            parts = self._input.resolve("input", 4).parts(self.mesh, self.heads_dim)
+            wholes = unsharded_shapes(tensors, self.heads_dim, parts)
+            self.check_said(unsharded, wholes[0], "query")
             given = [Given(name, t, self._input) for name, t in zip(("query", "key"), tensors, strict=False)]
-            results = [Result(tuple(t.shape), self._input, self._input) for t in tensors]
-            here = partial(self._call, cos=cos, sin=sin, positions=positions, unsharded=tuple(query.shape))
+            results = [Result(shape, self._input, self._input) for shape in wholes]
+            here = partial(self._call, cos=cos, sin=sin, positions=positions, unsharded=wholes[0])
             turned = on_local_tensors(here, self.mesh, given, results)
         else:
             turned = self._call(*tensors, cos=cos, sin=sin, positions=positions, unsharded=unsharded)

@@ -77,7 +77,8 @@ class RowNorm(TakesProducts, ParameterModule):
         shape: tuple[int, ...] = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         is_size = len(shape) > 0 and all(n >= 1 for n in shape)
         self.check_argument("normalized_shape", normalized_shape, is_size, "sizes of 1 or more")
-        self.check_argument("eps", eps, eps is None or eps >= 0, "0 or more")
+        if eps is not None:
+            self.check_eps(eps)
         if len(shape) > 1 and not self._parameter.is_uncut:
             raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
         self.normalized_shape, self.eps = shape, eps
