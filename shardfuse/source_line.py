@@ -49,8 +49,15 @@ class SourceLine(NamedTuple):
         file = self.code.co_filename
         number = next(islice(self.code.co_positions(), self.at // 2, None))[0] or self.code.co_firstlineno
         text = linecache.getline(file, number).strip()
-        here = os.getcwd() + os.sep
-        return f"{file.removeprefix(here)}:{number}{': ' if text else ''}{text}"
+        return f"{from_here(file)}:{number}{': ' if text else ''}{text}"
+
+
+def from_here(file: str) -> str:
+    """The path of a file from the working directory, where it is below that."""
+    try:
+        return file.removeprefix(os.getcwd() + os.sep)
+    except OSError:  # the directory is gone
+        return file
 
 
 def caller_line(*, in_modules: bool = False) -> SourceLine | None:

@@ -199,3 +199,15 @@ def test_a_longer_bias_where_the_contracted_axis_is_sharded() -> None:
 
     for message in run_ranks(2, run):
         assert "linear: found extent 5 in axis 0 of T2" in message
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+@pytest.mark.parametrize(
+    "shapes", [[(0, 8), (8, 4), (0, 1), (1, 4)], [(3, 8), (8, 0), (3, 1), (1, 0)], [(3, 0), (0, 4), (3, 1), (1, 4)]]
+)
+def test_products_of_nothing_have_scales(shapes: Shapes, is_static: bool) -> None:
+    """As of a rank without tokens."""
+    fd = defined(lambda o, *t: o.block_scaled_mm(*t, dtype=DataType.Float), shapes, [F] * 4, is_static=is_static)
+    (found,) = fd.execute(values(shapes, [F] * 4))
+    assert found.shape == (shapes[0][0], shapes[1][1])
+    assert not found.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -162,3 +163,35 @@ def test_an_op_that_is_not_there() -> None:
                 with pytest.raises(kind, match=r"fd\.ops has no op 'softmax'"):
                     call()
         assert not hasattr(fd.ops, "softmax")
+
+
+def test_a_vector_is_validated() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor(shape=[-1, -1], contiguity=True)
+        fd.add_output(fd.ops.reshape(x, fd.define_vector(2)))
+    given = torch.arange(24.0).view(4, 6)
+    for references in ([given.view(3, 8)], None):
+        (found,) = fd.validate([given, [3, 8]], references)
+        assert torch.equal(found, given.view(3, 8))
+
+
+@pytest.mark.parametrize("has_references", [False, True])
+def test_ranks_hear_of_an_input_that_is_not_validated(has_references: bool) -> None:
+    def main() -> tuple[str, float]:
+        rank = torch.distributed.get_rank()
+        with FusionDefinition() as fd:
+            x, factor = fd.define_tensor(shape=[2, -1], contiguity=True), fd.define_scalar(None, DataType.Double)
+            fd.add_output(fd.ops.sum(fd.ops.mul(x, factor), [0]))
+            x.set_device_mesh(nvfuser_direct.multidevice.DeviceMesh([0, 1]))
+            x.axis(0).parallelize(nvfuser_direct.ParallelType.mesh_x)
+        given = [torch.ones(1, 4), torch.tensor(2.0) if rank else 2.0]
+        references = [torch.full((4,), 4.0)] if has_references else [torch.ones(4)]
+        started = time.monotonic()
+        with pytest.raises(RuntimeError) as error:
+            fd.validate(given, references)
+        return str(error.value), time.monotonic() - started
+
+    for rank, (message, seconds) in enumerate(shardfuse.simulate(main, world_size=2)):
+        assert "Expected input 1, S0" in message
+        assert message.startswith("rank 1 failed") == (rank == 0)
+        assert seconds < 10

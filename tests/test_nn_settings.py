@@ -340,3 +340,15 @@ def test_no_attribute_of_torchs_modules_is_ignored(name: str) -> None:
                 right, found = outcome(wanted, drawn(*shape)), outcome(module, drawn(*shape))
                 if right is not None and found is not None:
                     torch.testing.assert_close(found, right, msg=f"{attribute}={value!r}", rtol=1e-4, atol=1e-5)
+
+
+def test_a_class_may_have_a_weight_of_its_own() -> None:
+    class Weighted(nn.CrossEntropyLoss):
+        weight = 0.5
+
+    class Computed(nn.CrossEntropyLoss):
+        @property
+        def weight(self) -> float:
+            return 3.0
+
+    assert (Weighted().weight, Computed().weight) == (0.5, 3.0)

@@ -122,3 +122,8 @@ def test_no_piece_is_smaller_than_the_last() -> None:
                 assert rank < 5 or least == here
 
     run_ranks(6, run)
+
+
+def test_one_image_without_a_mesh_is_laid_out_as_by_torch() -> None:
+    image = torch.randn(6, 4, 8).permute(2, 0, 1)[None]
+    assert nn.GroupNorm(2, 8)(image).stride() == torch.nn.GroupNorm(2, 8)(image).stride()

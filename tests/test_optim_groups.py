@@ -175,3 +175,11 @@ def test_a_rate_that_a_scheduler_rounds_below_zero_makes_a_step() -> None:
         optimizer.step()
         scheduler.step()
     assert -1e-17 < optimizer.param_groups[1]["lr"] < 0
+
+
+def test_a_rate_that_is_no_number_yet_or_rounded_is_taken_with_its_group() -> None:
+    first, second = two()
+    optimizer = optim.AdamW([first])
+    optimizer.add_param_group({"params": [second], "lr": -1e-14})
+    meta = torch.empty(3, device="meta", requires_grad=True)
+    optim.AdamW([{"params": [meta], "lr": torch.tensor(1e-3, device="meta")}])

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.mesh.watchdog import Fault
 from shardfuse.rank_errors import WaitingCircleError
-from shardfuse.source_line import is_callers
+from shardfuse.source_line import from_here, is_callers
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code that shells give Ctrl-C."""
@@ -57,10 +57,7 @@ def _place_of(error: BaseException) -> str:
     if not is_of_communication(error, error.__traceback__):
         return ""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_callers(frame.filename)]
-    return "".join(
-        f"; at {frame.filename.removeprefix(os.getcwd() + os.sep)}:{frame.lineno}: {frame.line}"
-        for frame in frames[-1:]
-    )
+    return "".join(f"; at {from_here(frame.filename)}:{frame.lineno}: {frame.line}" for frame in frames[-1:])
 
 
 def shown(error: BaseException, trace: TracebackType | None, rank: int) -> str:

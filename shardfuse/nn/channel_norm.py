@@ -44,7 +44,7 @@ class ChannelNorm(TwinnedModule, ParameterModule):
     def run_images(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[torch.Tensor]:
         """``run`` on [batch, channels, ...] and vectors, and on images as they are stored: results keep that layout."""
         x, *vectors = tensors
-        if not is_channels_last(x):
+        if not is_channels_last(x, is_piece=self.mesh is not None):
             return self.run(tensors, unsharded)
         if unsharded is not None and not torch.compiler.is_compiling():
             self.check_sizes(unsharded, x)
@@ -82,18 +82,19 @@ class ChannelNorm(TwinnedModule, ParameterModule):
         return moved.for_shape(self.mesh, unsharded)
 
 
-def is_channels_last(x: torch.Tensor) -> bool:
+def is_channels_last(x: torch.Tensor, *, is_piece: bool) -> bool:
     """Are [batch, channels, ...] of four or five dims stored with the channels last, maybe as a part of such images?
 
-    As torch tells it, which keeps that order; but for a batch of one, whose stride addresses nothing: of a DTensor's
-    piece it is another one, and ranks with several images would take theirs for the other format.
+    As torch tells it, which keeps that order.
+    is_piece: a batch of one may have any stride, which addresses nothing: of a DTensor's piece torch writes another one
+    than of several images, which other ranks may have.
     """
     if x.ndim not in (4, 5) or x.is_contiguous():
         return False
     strides, least = x.stride(), 0
     for dim in (1, *reversed(range(2, x.ndim)), 0):
         size, stride = x.shape[dim], strides[dim]
-        if dim == 0 and size == 1:
+        if is_piece and dim == 0 and size == 1:
             break
         if size == 0 or stride < max(least, 1 if dim == 1 else 0) or (dim == 0 and least == strides[1]):
             return False

@@ -44,7 +44,8 @@ class GatedUnit(TakesProducts, FusedModule):
 
         Without ``up``, ``gate`` is both: [..., 2 * features] (local), what one matmul makes, this rank's part of the
         gate in the first half and of up in the second.  It is read in place, and its gradient comes as one tensor.
-        ``unsharded``: the shape of gate as a whole, where local tensors are shards that differ in size.
+        ``unsharded``: the shape of gate as a whole, without ``up`` too [..., features], where local tensors are shards
+        that differ in size.
         """
         if up is None and unsharded is None and not torch.compiler.is_compiling():
             results = self.run_again((gate, *self._biases_here()), _TOGETHER)
@@ -62,7 +63,7 @@ class GatedUnit(TakesProducts, FusedModule):
         biases = self._biases_here()
         if up is None:
             self._check(gate, up)
-            whole = None if unsharded is None else (*unsharded[:-1], 1, unsharded[-1])
+            whole = None if unsharded is None else (*unsharded[:-1], 2, unsharded[-1])
             return self.run((gate, *biases), whole, _TOGETHER)[0]
         if gate.ndim == 1 and up.ndim == 1 and self.features is not None:  # a row, as a placement of rows has it
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]

@@ -125,7 +125,7 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
     ) -> None:
         super().__init__()
         check_torchs(type(self).__name__, weight, size_average, reduce)
-        if self._is_computed_here():
+        if self._is_computed_here() and not hasattr(type(self), "weight"):
             self.register_buffer("weight", None)  # as torch's loss has it
         check_options(self, reduction, label_smoothing, z_loss, temperature)
         self.z_loss, self.temperature = z_loss, temperature

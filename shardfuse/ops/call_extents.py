@@ -29,7 +29,7 @@ class Rule(Enum):
             case Rule.WITHIN:
                 return n <= m
             case Rule.BLOCKS:
-                return n == 1 or (n > 0 and m % n == 0)
+                return n in (1, m) or (n > 0 and m % n == 0)
 
     def expected(self, m: int) -> str:
         match self:

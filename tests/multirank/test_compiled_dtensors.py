@@ -14,7 +14,7 @@ from nn_cases import EPS, S0, S1, P, R, along
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch._aot_autograd import schemas
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.nn import functional
 from uneven_cases import LAST, Check, Placements
 
@@ -190,3 +190,15 @@ def test_sizes_after_one_another(pg) -> None:
 def test_strides_that_are_symbols_are_read_behind_sizes(pg) -> None:
     mend_symbolic_strides()
     assert not reads_sizes_as_strides(schemas.SubclassCreationMeta.compute_outer_size_and_stride)
+
+
+@pytest.mark.two_ranks_suffice
+@pytest.mark.parametrize("way", [compiled, dynamic])
+@pytest.mark.parametrize(("at", "rows"), [(S0, 6), (S0, 3), (R, 4)])
+def test_gate_and_up_in_one_dtensor(at: Placement, rows: int, way: Call, pg) -> None:
+    mesh, whole = make_mesh((pg.size,)), numbers((rows, 10))
+    module = SwiGLU(mesh=DeviceMesh.from_torch(mesh), input=at)
+    found = way(module)(distribute(whole, mesh, [at]))
+    assert found.shape == (rows, 5)
+    gate, up = whole.double().chunk(2, -1)
+    torch.testing.assert_close(found.full_tensor().double(), functional.silu(gate) * up)

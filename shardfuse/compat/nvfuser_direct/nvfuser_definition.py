@@ -18,11 +18,11 @@ from shardfuse.compat.nvfuser_direct.execution import (
     home_of,
     nvfuser_script,
 )
-from shardfuse.compat.nvfuser_direct.listed_inputs import listed
+from shardfuse.compat.nvfuser_direct.listed_inputs import checked_inputs, flattened, listed
 from shardfuse.compat.nvfuser_direct.nvfuser_errors import translated
 from shardfuse.compat.nvfuser_direct.operations import Operations
 from shardfuse.compat.nvfuser_direct.values import TensorView, Val, plain
-from shardfuse.executor.binding import Argument, check_kinds
+from shardfuse.executor.binding import Argument
 from shardfuse.frontend import definition as native
 from shardfuse.frontend.repro import described, repro_script, reproduced
 from shardfuse.frontend.validation import validated
@@ -204,9 +204,7 @@ class FusionDefinition:
         inputs = self.fec.listed(inputs)
         if save_repro_inputs:
             self._described = [described(v) for v in inputs]
-        flat: list[Argument] = []
-        for v in inputs:  # a vector is so many numbers
-            flat += cast("Sequence[Argument]", v) if isinstance(v, list | tuple) else [v]
+        flat = flattened(inputs)
         with reproduced(lambda: self.repro_script_for(inputs)):
             return self.fec.execute(
                 flat, device=device, _enable_options=_enable_options, _disable_options=_disable_options
@@ -231,8 +229,8 @@ class FusionDefinition:
         **kwargs: Any,
     ) -> list[torch.Tensor]:
         """``execute``, with the outputs compared to the references, or to torch."""
-        inputs, fusion = listed("validate", inputs), self.fusion.native
-        check_kinds(fusion, inputs)
+        fusion = self.fusion.native
+        inputs = checked_inputs("validate", fusion, inputs, is_computed=reference_outputs is None)
         run = partial(self.execute, inputs, device=device, **kwargs)
         return validated(fusion, inputs, run, reference_outputs, home_of(inputs, device))
 
@@ -240,10 +238,10 @@ class FusionDefinition:
     def manual_validate(
         self, inputs: Sequence[Argument], reference_outputs: Sequence[torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
-        inputs = listed("manual_validate", inputs)
-        check_kinds(self.fusion.native, inputs)
+        fusion = self.fusion.native
+        inputs = checked_inputs("manual_validate", fusion, inputs, is_computed=reference_outputs is None)
         run, home = partial(self.manual_execute, inputs), home_of(inputs, None)
-        return validated(self.fusion.native, inputs, run, reference_outputs, home)
+        return validated(fusion, inputs, run, reference_outputs, home)
 
     # text
 
