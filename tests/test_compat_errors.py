@@ -115,16 +115,21 @@ def test_what_else_lists_inputs_is_taken() -> None:
         negated().validate([x, x])
 
 
+def sum_of_sharded_rows() -> FusionDefinition:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor(shape=[-1, 4], contiguity=True)
+        fd.add_output(fd.ops.sum(x, [0]))
+        x.set_device_mesh(nvfuser_direct.multidevice.DeviceMesh([0, 1]))
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(nvfuser_direct.ParallelType.mesh_x)
+    return fd
+
+
 def test_one_rank_alone_that_passes_a_tensor() -> None:
-    """The others are told, and end at once."""
+    """It is reported to the others, which end at once."""
 
     def main() -> str:
-        with FusionDefinition() as fd:
-            x = fd.define_tensor(shape=[-1, 4], contiguity=True)
-            fd.add_output(fd.ops.sum(x, [0]))
-            x.set_device_mesh(nvfuser_direct.multidevice.DeviceMesh([0, 1]))
-            x.outer_split(0, 2)
-            x.axis(0).parallelize(nvfuser_direct.ParallelType.mesh_x)
+        fd = sum_of_sharded_rows()
         given: Any = torch.ones(4, 4)
         with pytest.raises(RuntimeError) as error:
             fd.execute(given if torch.distributed.get_rank() == 0 else [given])
@@ -139,12 +144,7 @@ def test_advice_that_holds_here_too() -> None:
     """``execute`` has no ``sizes=`` here: the shape in the definition says an unsharded size."""
 
     def main() -> str:
-        with FusionDefinition() as fd:
-            x = fd.define_tensor(shape=[-1, 4], contiguity=True)
-            fd.add_output(fd.ops.sum(x, [0]))
-            x.set_device_mesh(nvfuser_direct.multidevice.DeviceMesh([0, 1]))
-            x.outer_split(0, 2)
-            x.axis(0).parallelize(nvfuser_direct.ParallelType.mesh_x)
+        fd = sum_of_sharded_rows()
         with pytest.raises(RuntimeError) as error:
             fd.execute([torch.ones(4 + torch.distributed.get_rank(), 4)])
         return str(error.value)

@@ -27,7 +27,7 @@ class BoundCall:
     """What a program is bound for.  key: that it is found by; ranks: of all meshes; text: what they must have alike.
 
     has_part: False on a rank that none of the program is on, and that does not know its sizes.
-    said: the inputs whose unsharded sizes the caller said.
+    sized: the inputs whose unsharded sizes the caller passed.
     """
 
     key: Hashable
@@ -38,4 +38,4 @@ class BoundCall:
     ranks: tuple[int, ...]
     text: str
     has_part: bool = True
-    said: Collection[TensorView] = ()
+    sized: Collection[TensorView] = ()

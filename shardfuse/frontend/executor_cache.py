@@ -332,7 +332,7 @@ class FusionExecutorCache:
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
         text = self._description(sizes, bound.device, numbers)
-        call = BoundCall(key, bound, sizes, numbers, rank, ranks, text, said=said)
+        call = BoundCall(key, bound, sizes, numbers, rank, ranks, text, sized=said)
         return told_elsewhere(call, self.options, partial(self.plan, sizes, numbers, bound.device))
 
     def _bind(self, call: BoundCall) -> Made:

@@ -15,7 +15,8 @@ from .bound_call import BoundCall
 def wholes_named(fusion: Fusion, call: BoundCall) -> Generator[None]:
     """A ``ShapeError`` of the body says which argument is the whole, where that is why sizes do not fit.
 
-    An unsharded size that nothing says is a local one times the ranks: of a whole that is more than there is.
+    An unsharded size that is not declared is taken for a local one times the ranks: of a whole that is more than there
+    is.
     """
     try:
         yield
@@ -24,7 +25,7 @@ def wholes_named(fusion: Fusion, call: BoundCall) -> Generator[None]:
         for name, axis, fitting in error.of_inputs:
             tv = inputs[name]
             found, counted = call.bound.local_shapes[tv][axis], call.sizes[tv][axis]
-            if tv in call.said or tv.shape[axis] >= 0 or found != fitting or not 0 < found < counted:
+            if tv in call.sized or tv.shape[axis] >= 0 or found != fitting or not 0 < found < counted:
                 continue
             ranks = counted // found
             shard = f"{-(-found // ranks)}{' at most' if found % ranks else ''}"

@@ -66,10 +66,10 @@ class Checks:
     def check_said(self, unsharded: Sequence[int] | None, shape: Sequence[int], argument: str) -> None:
         """Raise ModuleInputError for an unsharded shape that is not the one that DTensors have as a whole.
 
-        argument: what that is the shape of.
+        argument: the DTensor that says it.
         """
         if unsharded is not None and tuple(unsharded) != tuple(shape):
-            found, expected = f"sizes {list(unsharded)}", f"{list(shape)}, the shape of the DTensor that {argument} is"
+            found, expected = f"sizes {list(unsharded)}", f"{list(shape)}, as {argument} is a DTensor"
             advice = "leave it out, as DTensors know their shape as a whole"
             raise ModuleInputError(self.checked_name, "unsharded", found, expected, advice)
 

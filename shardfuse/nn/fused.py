@@ -331,12 +331,12 @@ class FusedModule(Checks, PromisingModule):
         self, call: Callable[..., torch.Tensor], x: torch.Tensor, at: TensorPlacement, unsharded: Sequence[int] | None,
         result: tuple[TensorPlacement, TensorPlacement] | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """``on_local_input`` of a DTensor x, whose shape the caller may have said too."""
+        """``on_local_input`` of a DTensor x, whose shape the caller may have passed too."""
         self.check_said(unsharded, x.shape, "x")
         return on_local_input(call, self.mesh, x, at, result)
 
     def unsharded_of(self, given: Sequence[Given], unsharded: Sequence[int] | None) -> tuple[int, ...]:
-        """The shape of those that are DTensors.  Raises ModuleInputError where they, or what was said, differ."""
+        """The shape of those that are DTensors.  Raises ModuleInputError where they, or ``unsharded``, differ."""
         first, *others = (g for g in given if has_dtensor((g.tensor,)))
         for other in others:
             self.check_same(other.name, other.tensor, first.name, first.tensor.shape)

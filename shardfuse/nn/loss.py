@@ -192,7 +192,7 @@ class CrossEntropyLoss(TakesProducts, FusedModule):
         rows = self._logits.resolve("logits", logits.ndim).without(logits.ndim - 1)
         given = [Given("logits", logits, self._logits), Given("target", target, rows)]
         shape = self._unsharded(logits, target)
-        self.check_said(unsharded, shape, "logits" if has_dtensor((logits,)) else "target, and the number of classes")
+        self.check_said(unsharded, shape, "logits" if has_dtensor((logits,)) else "target")
         at = rows if self.reduction == "none" else rows.replicated()
         result = Result(shape[:-1] if self.reduction == "none" else (), at, at)
         here = partial(self._results, unsharded=shape)

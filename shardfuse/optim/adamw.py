@@ -39,7 +39,7 @@ def check_groups(groups: Sequence[dict[str, Any]]) -> None:
     for k, group in enumerate(groups):
         if not _is_usual(group):
             where = f" of param_groups[{k}]"
-            _check_ranges("AdamW.step", _numbers_of("AdamW.step", group, where), where, least_rate=_ROUNDED)
+            _check_own_ranges("AdamW.step", group, where)
 
 
 def _is_usual(group: dict[str, Any]) -> bool:
@@ -69,14 +69,19 @@ def _numbers_of(call: str, group: dict[str, Any], where: str = "") -> dict[str, 
 
 
 def _check_ranges(call: str, numbers: dict[str, Any], where: str = "", least_rate: float = 0.0) -> None:
-    """Raises OptimizerArgumentError for a number that makes no step, as a NaN; a GPU's tensor is not waited for."""
+    """Raises OptimizerArgumentError for a number that makes no step, as a NaN."""
     for name, value in numbers.items():
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            continue
         is_beta = name.startswith("betas")
         if not value >= (least_rate if name == "lr" else 0) or (is_beta and not value < 1):
             expected = "a number from 0 up to, but not including, 1" if is_beta else "a number, 0 or more"
             raise OptimizerArgumentError(call, f"{name}{where}", value, expected)
+
+
+def _check_own_ranges(call: str, group: dict[str, Any], where: str) -> None:
+    """``_check_ranges`` of a param group, but of tensors on a GPU, which the host would have to wait for."""
+    numbers = _numbers_of(call, group, where)
+    known = {name: n for name, n in numbers.items() if not isinstance(n, torch.Tensor) or n.device.type == "cpu"}
+    _check_ranges(call, known, where, least_rate=_ROUNDED)
 
 
 def _groups_in(params: object) -> list[Any]:
@@ -215,8 +220,7 @@ class AdamW(torch.optim.AdamW):
                 "AdamW", "decoupled_weight_decay", False, "True: torch.optim.Adam has the other"
             )
         where = f" of param_groups[{len(self.param_groups)}]"
-        numbers = _numbers_of("AdamW", {**self.defaults, **param_group}, where)
-        _check_ranges("AdamW", numbers, where, least_rate=_ROUNDED)
+        _check_own_ranges("AdamW", {**self.defaults, **param_group}, where)
         param_group["params"] = _parameters_in(param_group["params"])
         param_group["mesh"], param_group["placements"] = as_mesh(
             "AdamW", param_group.get("mesh"), param_group.get("placements")

@@ -226,3 +226,14 @@ def pytest_configure(config: pytest.Config) -> None:
         reporter = config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None:
             reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 open until the process ends
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """torch.compile has compiled nothing, and its report is empty."""
+    from shardfuse.compile import report  # which imports Inductor
+
+    torch._dynamo.reset()
+    report(clear=True)
+    yield
+    torch._dynamo.reset()

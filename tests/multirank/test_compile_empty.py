@@ -12,17 +12,9 @@ from shardfuse import DeviceMesh
 from shardfuse.compile import report
 from shardfuse.nn import LayerNorm, RMSNorm, Softmax
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("nothing_compiled")]
 COLUMNS = 7
 U = 2.0**-24
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    report(clear=True)
-    yield
-    torch._dynamo.reset()
 
 
 def own(whole: Tensor, dim: int, pg) -> Tensor:

@@ -14,16 +14,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from shardfuse.compile import ledger, rank_region_op, region_op, report
 from shardfuse.errors import ProgramMismatchError
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("nothing_compiled")]
 ALL = {"shardfuse.take": "all"}
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    report(clear=True)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class FusionExecutorCache:
         return cast("list[torch.Tensor]", found)
 
     def listed(self, inputs: object) -> list[Argument]:
-        """What ``execute`` is given as a list; where it is none, the other ranks are told."""
+        """What ``execute`` is given as a list; a refusal is reported to the other ranks."""
         if isinstance(inputs, list):
             return cast("list[Argument]", inputs)
         team = ranks_of(self._fusion.native)

@@ -36,7 +36,7 @@ def flattened(inputs: Iterable[Argument]) -> list[Argument]:
 
 
 def checked_inputs(method: str, fusion: Fusion, inputs: object, *, is_computed: bool) -> list[Argument]:
-    """The inputs of ``fusion``, flattened; the other ranks are told what is refused.
+    """The inputs of ``fusion``, flattened; a refusal is reported to the other ranks.
 
     is_computed: torch computes with them before the fusion runs, which would refuse what is of another kind.
     """
