@@ -70,15 +70,34 @@ def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, place
 
     if not isinstance(tensor, DTensor):
         return tensor
-    wanted = placements_of(placement, tensor.ndim)
+    wanted, placement = placements_of(placement, tensor.ndim), placement.resolve(name, tensor.ndim)
     if tuple(tensor.placements) != wanted:
         raise elsewhere(name, tensor.placements, wanted)
     if placement.cuts_unevenly(mesh, tensor.shape) and len(set(placement.cut_dims)) < len(placement.cut_dims):
         advice = "pad it, or call the module outside of torch.compile"
         raise PlacementError(name, tensor.placements, "torch.compile, where two cuts of a dim are uneven", advice)
     if DTENSORS_OWN:
-        return tensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
-    return _local_in_graph(tensor, _encoded(placement.gradient(), tensor.ndim))
+        local = tensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
+    else:
+        local = _local_in_graph(tensor, _encoded(placement.gradient(), tensor.ndim))
+    _relate_sizes(name, tensor, local, mesh, placement)
+    return local
+
+
+def _relate_sizes(
+    name: str, tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement
+) -> None:
+    """Have the graph know that dims which are cut evenly are that many times as long as this rank's piece of them.
+
+    A module may fix the size of the piece, as RMSNorm does.  AOTAutograd, which would find out about the whole in the
+    backward, does not return a size that was a symbol while it looked at the forward: DTensor gets None for it.
+    Raises PlacementError where that does not hold.
+    """
+    for dim in placement.cut_dims:
+        size, parts = tensor.shape[dim], placement.parts(mesh, dim)
+        if size % parts == 0 and size != parts * local.shape[dim]:
+            piece = f"a local tensor of {list(local.shape)} of {list(tensor.shape)}"
+            raise PlacementError(name, tensor.placements, piece, "make it with distribute_tensor")
 
 
 @_in_graph

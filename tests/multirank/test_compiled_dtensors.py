@@ -202,3 +202,10 @@ def test_gate_and_up_in_one_dtensor(at: Placement, rows: int, way: Call, pg) -> 
     assert found.shape == (rows, 5)
     gate, up = whole.double().chunk(2, -1)
     torch.testing.assert_close(found.full_tensor().double(), functional.silu(gate) * up)
+
+
+@pytest.mark.two_ranks_suffice
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_last_dim_that_is_cut_evenly(check: Callable[[Of, Placements, Call], None], pg) -> None:
+    """A module fixes the size of this rank's piece: the size of the whole is no symbol by then."""
+    check(Of(make_mesh((pg.size,), pg.device.type), [LAST], (3, 8)), [LAST], dynamic)
