@@ -20,6 +20,7 @@ from .kernel_errors import NoKernelsError as NoKernelsError
 from .module_errors import ChangedBeforeBackwardError as ChangedBeforeBackwardError
 from .module_errors import CompiledElsewhereError as CompiledElsewhereError
 from .module_errors import ModuleArgumentError as ModuleArgumentError
+from .module_errors import ModuleChangedError as ModuleChangedError
 from .module_errors import ModuleInputError as ModuleInputError
 from .module_errors import PlacementError as PlacementError
 from .module_errors import SecondDerivativeError as SecondDerivativeError

@@ -95,3 +95,13 @@ class ChangedBeforeBackwardError(ShardfuseError, RuntimeError):
             f"a tensor of shape {list(shape)} and {dtype} is at version {found}; expected version {expected} "
             "instead: run the backward before the optimiser's step, or what else writes the tensor"
         )
+
+
+class ModuleChangedError(ShardfuseError):
+    """torch has made another module of one that ``convert`` has put in a model."""
+
+    def __init__(self, name: str, made: str, found: str) -> None:
+        super().__init__(
+            f"Conversion.undo: {name or 'the model'} is a {found}, where convert made a {made}: undo before "
+            "fully_shard or a parametrization, or take that off first"
+        )

@@ -111,6 +111,10 @@ def saved(trial: Trial) -> Found:
 
 def exported(trial: Trial) -> Found:
     program = torch.export.export(trial.module, tuple(trial.arguments))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    assert len(torch.export.load(file).graph.nodes) == len(program.graph.nodes)
     ops = [str(n.target) for n in program.graph.nodes if "shardfuse" in str(n.target)]
     assert len(ops) == (getattr(trial.module, "mesh", None) is not None), "plain tensors decompose"
     return run(trial, program.module())

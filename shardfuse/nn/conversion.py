@@ -19,6 +19,7 @@ from .fused import FusedModule
 from .gated_mlp import GatedMLP, Tried, gated_mlp_of
 from .gelu import GELU
 from .group_norm import GroupNorm
+from .handing_back import HOOKS, Before, check_own, hand_back, hand_tensors
 from .layer_norm import LayerNorm
 from .lookalikes import maker_for
 from .norm import RMSNorm
@@ -72,20 +73,29 @@ class Conversion:
     left: tuple[Left, ...]
     joined: tuple[Joined, ...] = ()
 
+    def __post_init__(self) -> None:
+        self._before = [Before.of(r.replacement, r.original) for r in self.replaced]
+
     def undo(self) -> Module:
-        """Put the modules back that were replaced; parameters and buffers are those that the replacements have now."""
+        """Put the modules back that were replaced.
+
+        They have the parameters and buffers of the replacements, the mode, and what has been assigned to those and
+        hooked to those since.  Raises ModuleChangedError, before it changes anything, where torch has made another
+        module of one since: ``fully_shard``, a parametrization.
+        """
+        for done, before in zip(self.replaced, self._before, strict=True):
+            check_own(done.name, done.replacement, before)
         for whole in self.joined:
             if type(whole.module) is Sequential:  # else torch has made a class of that, which does the same without it
                 cast(Any, whole.module).__class__ = torch.nn.Sequential
         self.joined = ()
-        for done in reversed(self.replaced):
-            _hand_tensors(done.replacement, done.original)
-            done.original.train(done.replacement.training)
+        for done, before in reversed([*zip(self.replaced, self._before, strict=True)]):
+            hand_back(done.replacement, done.original, before)
             if not done.name:
                 self.model = done.original
             else:
                 _put(self.model, done.name, done.original)
-        self.replaced = ()
+        self.replaced, self._before = (), []
         return self.model
 
     def __str__(self) -> str:
@@ -255,7 +265,7 @@ def _there(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
 
 def _with_state(found: Module, module: Module) -> Module:
     """``found`` with the parameters, buffers, mode and further attributes of ``module``."""
-    _hand_tensors(module, found)
+    hand_tensors(module, found)
     for name, value in module.__dict__.items():
         if not hasattr(found, name):
             object.__setattr__(found, name, value)
@@ -263,23 +273,8 @@ def _with_state(found: Module, module: Module) -> Module:
     return found
 
 
-def _hand_tensors(source: Module, target: Module) -> None:
-    """``target`` has the parameters and buffers of ``source``: the same objects, of which moves between devices, new
-    dtypes and loaded states make others."""
-    own = (*source._parameters.items(), *source._buffers.items())  # pyright: ignore[reportPrivateUsage]
-    for name, tensor in own:
-        if tensor is not None:
-            setattr(target, name, tensor)
-
-
-_HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
-    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "parametrizations",
-)  # fmt: skip
-
-
 def _has_hooks(module: Module) -> bool:
-    return any(getattr(module, name, None) for name in _HOOKS)
+    return any(getattr(module, name, None) for name in (*HOOKS, "parametrizations"))
 
 
 def _rms_norm(given: Module) -> Found:

@@ -48,13 +48,13 @@ def is_end_of_recomputation(error: Exception) -> bool:
     return type(error) is _EndOfRecomputation and not modes()
 
 
-@torch.no_grad()
 def _move_by_torch(running: Statistics, batch: Statistics, momentum: float | None, count: torch.Tensor | None) -> None:
     if count is not None:
         count.add_(1)
     if momentum is None and count is None:
         return
-    for own, other in zip(running, batch, strict=False):
+    # Detached, and not under no_grad: that is a node of its own in graphs of torch.export, which cannot be saved.
+    for own, other in zip(running, (t.detach() for t in batch), strict=False):
         # Rounded once: float16 holds neither a variance above 65504, of which a share is kept, nor as many batches.
         wide = torch.promote_types(own.dtype, other.dtype)
         share = momentum if momentum is not None else cast("torch.Tensor", count).to(wide).reciprocal()

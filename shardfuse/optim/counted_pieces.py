@@ -4,6 +4,7 @@
     b: Replicate() over (0, 1)       one of the two counts b: the one that has fewer elements to count so far
     e: Shard(0) over (2, 3)          ranks 2 and 3 count their rows
 
+Slices of one torch mesh are seen together (``mesh_slices``).
 Each rank's sum over what it counts, added up over all ranks of all meshes, is the sum over the unsharded tensors.
 """
 
@@ -23,6 +24,7 @@ from ..mesh.calls import FAILED_RUN, Call
 from ..mesh.groups import Team
 from ..mesh.process import ledger_of
 from ..source_line import caller_line
+from .mesh_slices import beside_others
 from .optim_errors import OptimizerArgumentError, OptimizerTensorError
 
 if TYPE_CHECKING:
@@ -32,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spread:
-    """How one tensor is spread over ranks.  mesh: all ranks that hold a part of it, and those that hold nothing.
+    """How one tensor is spread over the ranks of ``mesh``, those that hold nothing of it among them.
 
     is_sharded: do different ranks hold different elements?  replicas: ranks that hold the same ones; replica: which
     of them this rank is, -1 for a rank outside of the mesh.  elements: of the unsharded tensor.
     """
 
-    ranks: tuple[int, ...]
+    mesh: DeviceMesh
     is_sharded: bool
     replicas: int
     replica: int
@@ -118,9 +120,10 @@ def note_failure_beside(tensors: Sequence[object], mesh: object, placements: obj
     if said is not None and (len(spread) < len(tensors) or not tensors):
         listed = _placements_in(placements)
         spread.append((said, listed if listed is not None and len(listed) == said.ndim else None))
-    ranks = tuple(sorted({rank for own, _ in spread for rank in own.ranks}))
+    held = [beside.ranks for beside in beside_others([own for own, _ in spread])]
+    ranks = tuple(sorted({rank for on in held for rank in on}))
     summed = [own.ranks for own, placed in spread if placed is not None and any(p.is_partial() for p in placed)]
-    is_added = any(len(own.ranks) < len(ranks) or _cuts(own, placed) for own, placed in spread)
+    is_added = any(len(on) < len(ranks) or _cuts(own, placed) for on, (own, placed) in zip(held, spread, strict=True))
     teams: list[tuple[int, ...]] = [*summed[:1], *([ranks] if is_added else [])]
     for team in sorted({*teams}):
         ledger = ledger_of(team)
@@ -168,7 +171,7 @@ def _spread(mesh: DeviceMesh, placements: tuple[Placement, ...], elements: int, 
         if placement.is_replicate():
             replicas, replica = replicas * extent, replica * extent + (place[dim] if place else 0)
     is_sharded = replicas < mesh.size
-    return Spread(mesh.ranks, is_sharded, replicas, replica if place else -1, elements)
+    return Spread(mesh, is_sharded, replicas, replica if place else -1, elements)
 
 
 def counted(spreads: Sequence[Spread | None]) -> tuple[list[bool], Team | None]:
@@ -177,22 +180,25 @@ def counted(spreads: Sequence[Spread | None]) -> tuple[list[bool], Team | None]:
     A plain tensor of which nothing is known is this rank's own where all are, and the same on every rank beside others.
     """
     known = [s for s in spreads if s is not None]
-    ranks = tuple(sorted({rank for s in known for rank in s.ranks}))
-    is_whole = all(not s.is_sharded and len(s.ranks) == len(ranks) for s in known)
+    held = beside_others([s.mesh for s in known])
+    ranks = tuple(sorted({rank for on in held for rank in on.ranks}))
+    is_whole = all(not s.is_sharded and len(on.ranks) == len(ranks) for s, on in zip(known, held, strict=True))
     if is_whole or current_rank() not in ranks:
         return [s is None or s.replica >= 0 for s in spreads], None
-    team = Team.of(ranks)
+    team, remaining = Team.of(ranks), iter(held)
     loads: dict[tuple[tuple[int, ...], int], list[int]] = {}
     mine: list[bool] = []
     for s in spreads:
-        s = s or Spread(ranks, False, team.size, team.index, 0)
-        if s.replicas == 1:
-            mine.append(s.replica == 0)
-            continue
-        load = loads.setdefault((s.ranks, s.replicas), [0] * s.replicas)
+        if s is None:
+            on, replicas, replica, elements = ranks, team.size, team.index, 0
+        else:
+            beside = next(remaining)
+            on, elements, replicas = beside.ranks, s.elements, s.replicas * beside.copies
+            replica = -1 if s.replica < 0 else s.replica * beside.copies + beside.copy
+        load = loads.setdefault((on, replicas), [0] * replicas)
         chosen = load.index(min(load))
-        load[chosen] += s.elements + 1
-        mine.append(s.replica == chosen)
+        load[chosen] += elements + 1
+        mine.append(replica == chosen)
     return mine, team
 
 
