@@ -14,6 +14,7 @@ from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
+from .linear_loss_call import note_call
 from .linear_loss_gradients import Chunks, LossAndGradient, can_make_gradients
 from .linear_loss_op import linear_loss_op
 from .loss import TORCHS, CrossEntropyLoss, StrayTargetError, check_torchs
@@ -147,6 +148,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             raise error.within(type(self).__name__, target) from None
 
     def _made(self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, size: int) -> Tensor:
+        note_call(self.loss, target.numel(), size, self.reduction, has_bias=bias is not None)
         if size >= target.numel():
             return self.loss(functional.linear(x, weight, bias), target)
         tensors = (x, weight, target) if bias is None else (x, weight, target, bias)

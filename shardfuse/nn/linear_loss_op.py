@@ -20,6 +20,7 @@ from torch.library import Library, fallthrough_kernel
 from ..errors import SecondDerivativeError
 from .inductor_fallback import with_fallback
 from .library import module_of, name_family
+from .linear_loss_call import note_call
 from .linear_loss_gradients import Chunks, LossAndGradient, wide_of
 
 _NAME = "linear_cross_entropy_v1"
@@ -32,6 +33,7 @@ def _forward(
     is_mean: bool, wanted: Sequence[bool],
 ) -> list[Tensor]:  # fmt: skip
     loss = cast("LossAndGradient", module_of(LossAndGradient.family, settings))
+    note_call(loss, x.shape[0], rows, "mean" if is_mean else "sum", has_bias=bias is not None)
     with torch.no_grad():
         made, count, sums = Chunks(loss, rows, dtype, is_mean).sums(x, weight, target, bias, wanted)
     return [t for t in (made, count, *sums) if t is not None]

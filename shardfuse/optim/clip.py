@@ -91,7 +91,7 @@ def clip_grad_norm_(
         if isinstance(error, OptimizerTensorError) and (k := _first_repeated(listed)) is not None:
             raise OptimizerTensorError.of_repeated_tensor(call, f"parameter {k}") from None
         raise
-    total = added_up(own, found.exponent, found.team)
+    total = added_up(own, found.exponent, found.team, found.max_norm)
     if error_if_nonfinite:
         check_finite(total, found.exponent, call)
     return found.scaled(total)
@@ -135,7 +135,7 @@ def get_total_norm(
     except Exception:
         note_failure_beside(listed, mesh, placements)
         raise
-    total = added_up(own, found.exponent, found.team)
+    total = added_up(own, found.exponent, found.team, found.max_norm)
     if error_if_nonfinite:
         check_finite(total, found.exponent, call)
     return root_of(total, found.exponent, found.dtype)

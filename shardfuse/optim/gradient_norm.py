@@ -60,8 +60,10 @@ def checked_bound(call: str, max_norm: object) -> float:
     return bound
 
 
-def added_up(total: torch.Tensor, exponent: float, team: Team | None) -> torch.Tensor:
-    """The sums (the largest elements) of all ranks as one, on every rank bitwise the same.
+def added_up(
+    total: torch.Tensor, exponent: float, team: Team | None, max_norm: float
+) -> torch.Tensor:
+    """The sums (the largest elements) of all ranks as one, on every rank bitwise the same.  max_norm: the bound of the norm, which ranks have alike.
 
     The all-reduce is a call of the ranks' like that of a program: where one rank makes it alone, both say so and end.
     """
@@ -69,13 +71,14 @@ def added_up(total: torch.Tensor, exponent: float, team: Team | None) -> torch.T
         return total
     ledger = ledger_of(team.ranks)
     if ledger is not None:
-        ledger.note(_call_of(exponent))
+        ledger.note(_call_of(exponent, max_norm))
     return collective_calls.all_reduce(total, "max" if exponent == math.inf else "sum", team)
 
 
 @functools.lru_cache(maxsize=NORMS)
-def _call_of(exponent: float) -> Call:
-    text = f"shardfuse.optim: all_reduce of the norm of gradients, norm_type {exponent:g}"
+def _call_of(exponent: float, max_norm: float) -> Call:
+    bound = f", max_norm {max_norm:g}" if math.isfinite(max_norm) else ""
+    text = f"shardfuse.optim: all_reduce of the norm of gradients, norm_type {exponent:g}{bound}"
     return Call.of(text, line=caller_line(in_modules=True))
 
 

@@ -89,10 +89,10 @@ class UpdateKernels:
         self.norm.partial_norms(addresses, head)
         if not clipping.raises:
             self.finish_and_prepare(self.norm.partials, own, addresses, self.facts, head, self.factors)
-            return added_up(own, clipping.exponent, self.listed.team)
+            return added_up(own, clipping.exponent, self.listed.team, clipping.max_norm)
         # One kernel more: a step that is refused has not been counted.
         self.norm.finish(own)
-        total = added_up(own, clipping.exponent, self.listed.team)
+        total = added_up(own, clipping.exponent, self.listed.team, clipping.max_norm)
         check_finite(total, clipping.exponent, self.call)
         self.prepare(addresses, self.facts, head, self.factors)
         return total
