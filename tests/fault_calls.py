@@ -46,6 +46,10 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
             clip_after_a_failure(is_guilty=is_guilty)
         case "refused_clip":
             clip_by_other_placements(is_guilty=is_guilty)
+        case "refused_step":
+            step_after_a_refusal(is_guilty=is_guilty)
+        case "other_chunks":
+            lose_over_other_rows(is_guilty=is_guilty)
         case "summands_next":
             step_without_a_gradient(is_guilty=is_guilty)
         case "longer_cached":
@@ -229,6 +233,44 @@ def clip_by_other_placements(*, is_guilty: bool) -> None:
         optim.clip_grad_norm_([own], 1.0, mesh=mesh, placements=[Shard(0)] * (2 if is_guilty else 1))
     except OptimizerArgumentError:
         print("raised OptimizerArgumentError", flush=True)
+    time.sleep(LATE)
+
+
+def step_after_a_refusal(*, is_guilty: bool) -> None:
+    """As ``clip_after_a_failure``, of an optimiser's step: the guilty rank has assigned a rate that there is not."""
+    import torch
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from shardfuse import DeviceMesh, optim
+    from shardfuse.optim.optim_errors import OptimizerArgumentError
+
+    mesh = DeviceMesh(range(2)).to_torch("cpu")
+    parameter = torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    parameter.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    optimizer = optim.AdamW([parameter], max_norm=1.0)
+    optimizer.step()
+    if is_guilty:
+        optimizer.param_groups[0]["lr"] = -1.0
+    print(f"fault {time.time()}", flush=True)
+    try:
+        optimizer.step()
+    except OptimizerArgumentError:
+        print("raised OptimizerArgumentError", flush=True)
+    time.sleep(LATE)
+
+
+def lose_over_other_rows(*, is_guilty: bool) -> None:
+    """A loss over chunks of rows, of which the guilty rank has one more than the other: each chunk is a program."""
+    import torch
+    from torch.distributed.tensor import Shard
+
+    from shardfuse import DeviceMesh
+    from shardfuse.nn import LinearCrossEntropyLoss
+
+    loss = LinearCrossEntropyLoss(mesh=DeviceMesh(range(2)), logits=Shard(-1), chunk_rows=2)
+    for rows in (4, 6 if is_guilty else 4, 4, 4):
+        loss(torch.ones(rows, 4), torch.ones(3, 4), torch.zeros(rows, dtype=torch.int64))
+        print(f"fault {time.time()}", flush=True)
     time.sleep(LATE)
 
 

@@ -31,7 +31,7 @@ FAULTS = ("kill", "stop", "raise", "exit", "_exit", "fork", "fork_raise")
 DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next", "step_next")
 DIFFERENCES += ("quiet", "quiet_of_three", "slow", "reduce_scatter_next", "op_next", "refused_draw", "longer_cached")
 DIFFERENCES += ("summands_next", "failed_clip", "refused_clip", "refused_rows", "refused_module", "refused_reduce")
-DIFFERENCES += ("other_rows",)
+DIFFERENCES += ("other_rows", "refused_step", "other_chunks")
 CASES = [(stage, fault, who) for stage in STAGES for fault in FAULTS for who in (0, 1)]
 CASES += [("calls", difference, 1) for difference in DIFFERENCES]
 HEARTBEAT = 4.0
@@ -98,7 +98,8 @@ class Outcome:
         found = [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 1]
         failed = (
             r"at call 2 of .* rank 1 left out the run of the call before, which failed, and went on, where rank 0 "
-            r"called shardfuse.optim: all_reduce of .*, norm_type 2, first called at .*fault_calls\.py:\d+: .*\. "
+            r"called shardfuse.optim: all_reduce of .*, norm_type 2, max_norm 1, first called at "
+            r".*fault_calls\.py:\d+: .*\. "
         )
         refused = (
             r"at call 4 of ranks \[0, 1\] rank 1 left out a call that was refused: {}.*, and went on, where rank 0 "
@@ -110,11 +111,16 @@ class Outcome:
                 r"at call 5 of .*: rank 0 has `T1 = fd.ops.exp\(T0\)`; rank 1 has `T1 = fd.ops.relu\(T0\)`"
             ],
             "step_next": [
-                r"at call 3 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2, first called at .*`; "
-                r"rank 1 has `"
+                r"at call 3 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2, max_norm 1, first "
+                r"called at .*`; rank 1 has `"
             ],
             "failed_clip": [failed],
             "refused_clip": [failed],
+            "refused_step": [failed],
+            "other_chunks": [
+                r"at call 4 of .*: rank 0 has `LinearCrossEntropyLoss\(reduction='mean'\) of 4 rows, 2 in a chunk, "
+                r"without a bias, first called at .*fault_calls\.py:\d+: .*`; rank 1 has `.* of 6 rows, 2 in a chunk, "
+            ],
             "refused_rows": [
                 refused.format("InputError: Expected input 0, T0", r"a fusion of exp, sum over \[16, 4\], defined at ")
             ],

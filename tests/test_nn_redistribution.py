@@ -8,7 +8,7 @@ import pytest
 import torch
 from module_cases import ONE, check_module, each_rank
 from nn_cases import S0, S1, Here, P, Placements, R
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Placement
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardfuse.errors import PlacementError
@@ -53,3 +53,15 @@ def test_placements_that_are_refused_under_torch_compile_too(source: Partial | _
     call = torch.compile(lambda x: redistribute(x, ONE.mesh, source, R), backend="eager")
     with pytest.raises(PlacementError, match="source="):
         call(torch.ones(4, 4))
+
+
+@pytest.mark.parametrize(("target", "grad"), [(R, S0), (S1, P), (S1, R), (S1, S0)])
+def test_a_gradient_that_is_cut_otherwise_than_the_result(target: Placement, grad: Placement) -> None:
+    """The backward would have other sizes than the input, or, where it is broadcast to those, other numbers."""
+    with pytest.raises(PlacementError, match=r"^grad=.* does not fit target, as which the gradient is cut: "):
+        redistribute(torch.ones(4, 4), ONE.mesh, S0, target, grad=grad)
+
+
+def test_a_placement_that_is_a_word_is_quoted_whole() -> None:
+    with pytest.raises(PlacementError, match=r"^source='Shard\(0\)' does not fit a placement: "):
+        redistribute(torch.ones(4, 4), ONE.mesh, "Shard(0)", R)  # pyright: ignore[reportArgumentType]

@@ -52,7 +52,7 @@ def hand_tensors(source: torch.nn.Module, target: torch.nn.Module) -> None:
 
 
 def check_own(name: str, replacement: torch.nn.Module, before: Before) -> None:
-    """Raises ModuleChangedError where torch has made another module of it since, whose work the original would not do."""
+    """Raises ModuleChangedError where torch has made another module of it since: the original would not do its work."""
     is_other = type(replacement) is not before.kind
     if not is_other and not any(has_dtensor((p,)) for p in replacement.parameters(recurse=False)):
         return
@@ -61,7 +61,7 @@ def check_own(name: str, replacement: torch.nn.Module, before: Before) -> None:
 
 
 def hand_back(replacement: torch.nn.Module, original: torch.nn.Module, before: Before) -> None:
-    """``original`` gets tensors, the mode, what was assigned since and hooks: the dicts, which handles take them off."""
+    """``original`` gets tensors, the mode, what was assigned since, and hooks: their dicts, which handles know."""
     hand_tensors(replacement, original)
     original.train(replacement.training)
     new = {name for name in vars(replacement) if name not in before.names and not hasattr(type(replacement), name)}

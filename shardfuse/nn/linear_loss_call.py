@@ -1,4 +1,4 @@
-"""What the ranks of a loss over chunks of rows have to agree on: each chunk is a program, which does not know of others."""
+"""What the ranks of a loss over chunks of rows have to agree on, of which each chunk is a program by itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _KEPT = 256
 def note_call(loss: CrossEntropyLoss, rows: int, chunk: int, reduction: str, *, has_bias: bool) -> None:
     """Note a call of ``rows`` in chunks of ``chunk``, where classes are sharded.
 
-    Ranks whose calls differ end by an error that has both.  One with more chunks would else take the next call's for its own.
+    Ranks whose calls differ end by an error that has both.  A rank with more chunks would else take those of the next
+    call for its own.
     """
     mesh = loss.mesh
     if mesh is None or mesh.size < 2 or loss.logits_placement.resolve("logits", 2).parts(mesh, 1) < 2:

@@ -84,6 +84,9 @@ class Redistribution(FusedModule):
         self._grad = TensorPlacement.of("grad", grad, mesh)
         if self._target.is_partial:
             raise PlacementError("target", (target,), "a redistribution", "pass Shard or Replicate")
+        if self._grad.shards != self._target.shards:
+            advice = "pass Shard where target has it, and Partial() or Replicate() elsewhere"
+            raise PlacementError("grad", (grad,), "target, as which the gradient is cut", advice)
         self._dtype: str | None = dtype
         self.describe()
 
@@ -129,6 +132,8 @@ def _made(
 
 def _fixed(placements: Placements) -> Fixed:
     """A key."""
+    if isinstance(placements, str):  # refused as one placement, not as its letters
+        return cast("Any", placements)
     return tuple(placements) if isinstance(placements, Sequence) else placements
 
 

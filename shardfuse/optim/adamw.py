@@ -12,7 +12,7 @@ import torch
 
 from ..executor.uncompiled import uncompiled
 from .columns import NO_STATE
-from .counted_pieces import as_mesh
+from .counted_pieces import as_mesh, note_failure_beside
 from .dense import GRADIENT
 from .gradient_norm import checked_bound, checked_exponent
 from .kernel_text import KINDS
@@ -243,6 +243,15 @@ class AdamW(torch.optim.AdamW):
 
     @uncompiled
     def _step(self) -> None:
+        try:
+            self._checked_step()
+        except Exception:
+            where = [(p, g.get("mesh"), g.get("placements")) for g in self.param_groups for p in g["params"]]
+            listed = [(p if p.grad is None else p.grad, mesh, placements) for p, mesh, placements in where]
+            note_failure_beside(listed, is_normed=self.max_norm is not None)
+            raise
+
+    def _checked_step(self) -> None:
         clipping = None
         if self.max_norm is not None:
             bound, exponent = checked_bound("AdamW", self.max_norm), checked_exponent("AdamW", self.norm_type)

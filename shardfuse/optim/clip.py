@@ -15,7 +15,7 @@ from ..executor.cache import LRUCache
 from ..executor.uncompiled import uncompiled
 from ..executor.written_kernels import has_kernels
 from ..mesh import DeviceMesh
-from ..mesh.groups import world_key
+from ..mesh.groups import Team, world_key
 from .counted_pieces import added, as_mesh, counted, local_of, note_failure_beside, places_on_meshes, spread_of
 from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order, repeats
 from .gradient_norm import (
@@ -84,10 +84,11 @@ def clip_grad_norm_(
         bound = checked_bound(call, max_norm)
         check_tensors(call, "parameters", listed)
         gradients = [p.grad for p in listed if p.grad is not None]
-        found = _Gradients(call, gradients, places, norm_type, bound, *on_mesh)
+        found = _Gradients(call, gradients, places, norm_type, bound, *on_mesh, parameters=listed)
         own = found.own_total()
     except Exception as error:
-        note_failure_beside([getattr(p, "grad", None) for p in listed], mesh, placements)
+        gradients = [p if getattr(p, "grad", None) is None else p.grad for p in listed] or [None]
+        note_failure_beside([(g, mesh, placements) for g in gradients])
         if isinstance(error, OptimizerTensorError) and (k := _first_repeated(listed)) is not None:
             raise OptimizerTensorError.of_repeated_tensor(call, f"parameter {k}") from None
         raise
@@ -133,7 +134,7 @@ def get_total_norm(
         found = _Gradients(call, listed, whose, norm_type, math.inf, *on_mesh, only_read=True)
         own = found.own_total()
     except Exception:
-        note_failure_beside(listed, mesh, placements)
+        note_failure_beside([(t, mesh, placements) for t in listed or [None]])
         raise
     total = added_up(own, found.exponent, found.team, found.max_norm)
     if error_if_nonfinite:
@@ -170,25 +171,25 @@ class _Gradients:
         mesh: DeviceMesh | None,
         placements: tuple[Placement, ...] | None,
         *,
+        parameters: Sequence[torch.Tensor] = (),
         only_read: bool = False,
     ) -> None:
         self.exponent, self.max_norm = checked_exponent(call, norm_type), max_norm
         self.summands: list[torch.Tensor] = []  # of partial sums this rank's, where what they add up to is elsewhere
-        if mesh is None and _PLAIN.issuperset(map(type, given)):
+        if mesh is None and _PLAIN.issuperset(map(type, given)) and _PLAIN.issuperset(map(type, parameters)):
             self.mine, self.team, self.given = [True] * len(given), None, list(given)
             self.device = check_gradients(call, self.given, only_read=only_read)
             _check_places(call, self.given, only_read=only_read)
         else:
             pieces = [local_of(g) for g in given]
-            self.device = check_gradients(call, pieces, only_read=only_read)
+            # A rank that has no gradient makes its zero where the others have their sums.
+            self.device = check_gradients(call, pieces or list(map(local_of, parameters)), only_read=only_read)
             _check_places(call, pieces, only_read=only_read)
             wholes = [added(g, place) for g, place in zip(given, places(), strict=True)]
             self.given = list(map(local_of, wholes))
             moved = [ADDRESS(piece) != ADDRESS(g) for piece, g in zip(pieces, self.given, strict=True)]
             self.summands = [piece for piece, is_copy in zip(pieces, moved, strict=True) if is_copy]
-            self.mine, self.team = counted(
-                [spread_of(w, mesh, placements, call, f"gradient {k}") for k, w in enumerate(wholes)]
-            )
+            self.mine, self.team = self._counted(call, wholes, mesh, placements, parameters)
         self.sizes, dtypes = list(map(ELEMENTS, self.given)), list(map(DTYPE, self.given))
         self.dtype = norm_type_of(dtypes)
         self.kinds = [KINDS[dtype] * 17 for dtype in dtypes]  # as if of a parameter of the same type
@@ -196,6 +197,26 @@ class _Gradients:
         if not all(map(IS_CONTIGUOUS, self.given)):
             self.tensors = [in_order(g, dense_strides(g), g.dtype) for g in self.given]
         self._by_kernels = bool(self.given) and has_kernels(self.device)
+
+    @staticmethod
+    def _counted(
+        call: str,
+        wholes: Sequence[torch.Tensor],
+        mesh: DeviceMesh | None,
+        placements: tuple[Placement, ...] | None,
+        parameters: Sequence[torch.Tensor],
+    ) -> tuple[list[bool], Team | None]:
+        """As ``counted``, of gradients among ``parameters``, if any.
+
+        Another rank may have the gradient that this one lacks: who counts what goes by all parameters.
+        """
+        listed = [p for p in parameters if p.grad is not None or p.requires_grad]
+        is_there = [p.grad is not None for p in listed] if parameters else [True] * len(wholes)
+        named = iter([(f"gradient {k}", w) for k, w in enumerate(wholes)])
+        lacking = [("a parameter without a gradient", p) for p in listed]
+        tensors = [next(named) if found else lacking[k] for k, found in enumerate(is_there)]
+        mine, team = counted([spread_of(tensor, mesh, placements, call, name) for name, tensor in tensors])
+        return [own for own, found in zip(mine, is_there, strict=True) if found], team
 
     def own_total(self) -> torch.Tensor:
         """The sum of powers over what this rank counts, one float64."""

@@ -37,7 +37,8 @@ class Spread:
     """How one tensor is spread over the ranks of ``mesh``, those that hold nothing of it among them.
 
     is_sharded: do different ranks hold different elements?  replicas: ranks that hold the same ones; replica: which
-    of them this rank is, -1 for a rank outside of the mesh.  elements: of the unsharded tensor.
+    of them this rank is, -1 for a rank outside of the mesh.  elements: of the unsharded tensor, on every rank the same;
+    0 where that is not known.
     """
 
     mesh: DeviceMesh
@@ -104,26 +105,28 @@ def _call_of(
     return Call.of(text, line=caller_line(in_modules=True))
 
 
-def note_failure_beside(tensors: Sequence[object], mesh: object, placements: object) -> None:
+def note_failure_beside(listed: Sequence[tuple[object, object, object]], *, is_normed: bool = True) -> None:
     """Note that this rank has failed where the others add up the norm of such tensors, and wait for it.
 
     Its record of calls then differs from theirs, wherever it goes on, and the watchdog ends all by that.  Where all
-    have failed alike, all have noted it.  mesh, placements: as the caller has said them, right or wrong: placements
-    that do not fit the mesh are taken for such as cut it, and of what is no mesh nobody knows who waits.
+    have failed alike, all have noted it.  listed: tensors with mesh and placements as the caller has passed them, right
+    or wrong: placements that do not fit the mesh are taken for such as cut it, and of what is no mesh it is not known
+    who waits.  is_normed: do the others add up a norm, and not partial sums alone?
     """
-    spread: list[tuple[DeviceMesh, Sequence[Placement] | None]] = [
-        (DeviceMesh.from_torch(cast("Any", t).device_mesh), cast("Any", t).placements)
-        for t in tensors
-        if has_dtensor((cast("torch.Tensor", t),))
-    ]
-    said = _mesh_in(mesh)
-    if said is not None and (len(spread) < len(tensors) or not tensors):
-        listed = _placements_in(placements)
-        spread.append((said, listed if listed is not None and len(listed) == said.ndim else None))
+    spread: list[tuple[DeviceMesh, Sequence[Placement] | None]] = []
+    for tensor, given, placements in listed:
+        if has_dtensor((cast("torch.Tensor", tensor),)):
+            found = cast("Any", tensor)
+            spread.append((DeviceMesh.from_torch(found.device_mesh), found.placements))
+        elif (mesh := _mesh_in(given)) is not None:
+            entries = _placements_in(placements)
+            spread.append((mesh, entries if entries is not None and len(entries) == mesh.ndim else None))
     held = [beside.ranks for beside in beside_others([own for own, _ in spread])]
     ranks = tuple(sorted({rank for on in held for rank in on}))
     summed = [own.ranks for own, placed in spread if placed is not None and any(p.is_partial() for p in placed)]
-    is_added = any(len(on) < len(ranks) or _cuts(own, placed) for on, (own, placed) in zip(held, spread, strict=True))
+    is_added = is_normed and any(
+        len(on) < len(ranks) or _cuts(own, placed) for on, (own, placed) in zip(held, spread, strict=True)
+    )
     teams: list[tuple[int, ...]] = [*summed[:1], *([ranks] if is_added else [])]
     for team in sorted({*teams}):
         ledger = ledger_of(team)
@@ -155,9 +158,8 @@ def spread_of(
         if p.is_shard() and not -tensor.ndim <= dim < tensor.ndim:
             expected = f"a tensor that has dim {dim}, as its placements say: ({', '.join(map(repr, placements))})"
             raise OptimizerTensorError(call, name, f"has {tensor.ndim} dims", expected, "give it placements of its own")
-    shards = sum(p.is_shard() for p in placements)
-    held = tensor.numel() * (mesh.size if shards else 1)  # about: it decides nothing but who counts a replica
-    return _spread(mesh, tuple(placements), held, call, name)
+    # How much it is as a whole is not known, and each rank has to choose the same one that counts a replica.
+    return _spread(mesh, tuple(placements), 0, call, name)
 
 
 def _spread(mesh: DeviceMesh, placements: tuple[Placement, ...], elements: int, call: str, name: str) -> Spread:

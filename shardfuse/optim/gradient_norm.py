@@ -60,10 +60,10 @@ def checked_bound(call: str, max_norm: object) -> float:
     return bound
 
 
-def added_up(
-    total: torch.Tensor, exponent: float, team: Team | None, max_norm: float
-) -> torch.Tensor:
-    """The sums (the largest elements) of all ranks as one, on every rank bitwise the same.  max_norm: the bound of the norm, which ranks have alike.
+def added_up(total: torch.Tensor, exponent: float, team: Team | None, max_norm: float) -> torch.Tensor:
+    """The sums (the largest elements) of all ranks as one, on every rank bitwise the same.
+
+    max_norm: the bound of the norm, which ranks have alike.
 
     The all-reduce is a call of the ranks' like that of a program: where one rank makes it alone, both say so and end.
     """

@@ -4,8 +4,8 @@
     norm: Shard(0) on mesh["dp"]                     FSDP's; ranks 0 and 2 hold it, and ranks 1 and 3 hold it, too
     linear: (Shard(0), Shard(1)) on mesh             all four hold a piece
 
-What is on a slice has no placement for the other dimensions of the mesh.  Where a call has tensors that are spread along
-these, it is the same on all ranks along them, as where FSDP shards what tensor parallelism has left alone.
+What is on a slice has no placement for the other dimensions of the mesh.  Where a call has tensors that are spread
+along these, it is the same on all ranks along them, as where FSDP shards what tensor parallelism has left alone.
 """
 
 from __future__ import annotations

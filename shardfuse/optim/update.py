@@ -172,7 +172,9 @@ class Update:
         if clipping is not None:
             pairs = zip(columns.gradients, listed.mine, strict=True)
             here = [g for g, is_mine in pairs if is_mine and g is not None]
-            total = added_up(total_by_torch(here, clipping.exponent, self.device), clipping.exponent, listed.team, clipping.max_norm)
+            total = added_up(
+                total_by_torch(here, clipping.exponent, self.device), clipping.exponent, listed.team, clipping.max_norm
+            )
             if clipping.raises:
                 check_finite(total, clipping.exponent, CALL)
             norm = root_of(total, clipping.exponent, norm_type_of(listed.dtypes))

@@ -280,3 +280,43 @@ def test_a_norm_that_is_not_finite_is_told_on_every_rank(pg) -> None:
         optim.clip_grad_norm_(p, 1.0, error_if_nonfinite=True)
     assert torch.equal(p.to_local(), torch.ones(2, device=pg.device))
     dist.barrier()
+
+
+def test_pieces_that_differ_in_size_count_once(pg) -> None:
+    """Of plain tensors: who counts which replica does not go by how much a rank has of the others."""
+    mesh = DeviceMesh([[rank, rank + pg.size // 2] for rank in range(pg.size // 2)])
+    row, column = mesh.coordinate(pg.rank)
+    rows = mesh.shape[0]
+    whole = [torch.arange(1.0, 1 + n, dtype=torch.float64, device=pg.device) for n in (2 * rows - 1, 2 * rows, 6)]
+    pieces = [whole[0][2 * row : 2 * row + 2], whole[1][2 * row : 2 * row + 2], whole[2][3 * column : 3 * column + 3]]
+    placements = [[Shard(0), Replicate()], [Shard(0), Replicate()], [Replicate(), Shard(0)]]
+    groups = []
+    for piece, at in zip(pieces, placements, strict=True):
+        parameter = Parameter(torch.zeros_like(piece))
+        parameter.grad = piece.clone()
+        groups.append({"params": [parameter], "mesh": mesh, "placements": at})
+    optimizer = optim.AdamW(groups, max_norm=1.0)
+    optimizer.step()
+    assert_near(optimizer.grad_norm, torch.cat(whole).norm(), n=2)
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_clipping_where_a_rank_lacks_a_gradient(is_plain: bool, pg, reductions: list[int]) -> None:
+    """Experts, say, to which a step has given no row: the other ranks have that rank add its zero."""
+    line = line_of(pg)
+    made = [distribute_tensor(torch.ones(2 * pg.size, 3, device=pg.device), line, [Shard(0)]) for _ in range(2)]
+    experts = [Parameter(t.to_local() if is_plain else t) for t in made]
+    bias = Parameter(torch.ones(5, device=pg.device))
+    if not is_plain:
+        bias = Parameter(distribute_tensor(bias.detach(), line, [Replicate()]))
+        bias.grad = torch.ones_like(bias)
+    experts[0].grad = torch.ones_like(experts[0]) if pg.rank else None
+    experts[1].grad = torch.ones_like(experts[1]) if pg.rank else None
+    options = {"mesh": line, "placements": Shard(0)} if is_plain else {}
+    norm = optim.clip_grad_norm_([*experts, bias], 1.0, **options)
+    expected = math.sqrt(2 * 2 * 3 * (pg.size - 1) + (0 if is_plain else 5))
+    assert_near(norm, torch.tensor(expected, dtype=torch.float64, device=pg.device), n=2)
+    assert reductions == [1]
+    if pg.rank:
+        scaled = experts[0].grad if is_plain else experts[0].grad.to_local()
+        torch.testing.assert_close(scaled, torch.full_like(scaled, 1 / expected), rtol=1e-5, atol=0)

@@ -1,4 +1,4 @@
-"""Norms of tensors on slices of one torch mesh, which is how FSDP and tensor parallelism have them beside each other."""
+"""Norms of tensors on slices of one torch mesh, as FSDP and tensor parallelism have them beside each other."""
 
 from __future__ import annotations
 
