@@ -103,5 +103,5 @@ class ModuleChangedError(ShardfuseError):
     def __init__(self, name: str, made: str, found: str) -> None:
         super().__init__(
             f"Conversion.undo: {name or 'the model'} is a {found}, where convert made a {made}: undo before "
-            "fully_shard or a parametrization, or take that off first"
+            "fully_shard, a parametrization, pruning or weight_norm, or take that off first"
         )

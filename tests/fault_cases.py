@@ -98,7 +98,7 @@ class Outcome:
         found = [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 1]
         failed = (
             r"at call 2 of .* rank 1 left out the run of the call before, which failed, and went on, where rank 0 "
-            r"called shardfuse.optim: all_reduce of .*, norm_type 2, max_norm 1, first called at "
+            r"called shardfuse.optim: all_reduce of .*, norm_type 2, max_norm 1.0, first called at "
             r".*fault_calls\.py:\d+: .*\. "
         )
         refused = (
@@ -111,7 +111,7 @@ class Outcome:
                 r"at call 5 of .*: rank 0 has `T1 = fd.ops.exp\(T0\)`; rank 1 has `T1 = fd.ops.relu\(T0\)`"
             ],
             "step_next": [
-                r"at call 3 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2, max_norm 1, first "
+                r"at call 3 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2, max_norm 1.0, first "
                 r"called at .*`; rank 1 has `"
             ],
             "failed_clip": [failed],

@@ -19,7 +19,7 @@ from torch_answers import assert_beside
 from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
-from shardfuse.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, SyncBatchNorm, convert
+from shardfuse.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, SyncBatchNorm
 
 EPS = 1e-5
 S3 = Shard(3)
@@ -284,9 +284,7 @@ def test_sync_batch_norm() -> None:
     expected.backward(gradient)
 
     def run(rank: int, size: int) -> None:
-        module = convert(torch.nn.SyncBatchNorm(3, process_group=dist.group.WORLD, dtype=torch.float64)).model
-        assert isinstance(module, SyncBatchNorm)
-        assert module.process_group is dist.group.WORLD
+        module = SyncBatchNorm(3, process_group=dist.group.WORLD, dtype=torch.float64)
         mine = x.chunk(size)[rank].clone().requires_grad_()
         result = module(mine)
         result.backward(gradient.chunk(size)[rank])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from test_nn_convert import LlamaRMSNorm
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 from shardfuse.errors import ModuleChangedError
-from shardfuse.nn import convert
+from shardfuse.nn import SyncBatchNorm, convert
 
 
 def make() -> nn.Sequential:
@@ -68,3 +69,52 @@ def test_a_replacement_that_torch_has_made_another_module_of_is_refused() -> Non
     assert [*model] == ours, "nothing is undone then"
     parametrize.remove_parametrizations(model[2], "weight")
     assert type(done.undo()[2]) is nn.LayerNorm
+
+
+def test_a_sync_batch_norm_is_replaced_where_calls_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks have batches of one size: nothing else would notice others."""
+    done = convert(nn.Sequential(nn.SyncBatchNorm(4)))
+    assert not done.replaced
+    assert done.left[0].reason.startswith("ranks may have batches of different sizes")
+    monkeypatch.setattr("shardfuse.nn.conversion.own_ledgers", object)
+    given = nn.SyncBatchNorm(4, momentum=0.25)
+    made = convert(nn.Sequential(given)).model[0]
+    assert isinstance(made, SyncBatchNorm)
+    assert (made.momentum, made.process_group) == (0.25, given.process_group)
+
+
+def test_what_was_set_to_none_comes_back_as_none() -> None:
+    model = make().eval()
+    done = convert(model)
+    model[2].bias = None
+    model[1].running_mean = model[1].running_var = model[1].num_batches_tracked = None
+    x = torch.randn(8, 4)
+    expected = model(x)
+    done.undo()
+    assert model[2].bias is model[1].running_mean is None
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_attributes_that_are_no_numbers_and_hooks_that_call_their_module() -> None:
+    model = make()
+    model[2].tag = np.ones(3)
+    done, called = convert(model), []
+    model[2].tag = np.zeros(3)
+    model[2].register_load_state_dict_pre_hook(lambda module, *_: called.append(module))
+    done.undo()
+    del done
+    assert not model[2].tag.any()
+    model.load_state_dict(model.state_dict())
+    assert called == [model[2]]
+
+
+def test_pruning_is_taken_off_first() -> None:
+    model = make()
+    done = convert(model)
+    prune.random_unstructured(model[2], "weight", 0.5)
+    with pytest.raises(ModuleChangedError, match="2 is a LayerNorm without the parameter weight"):
+        done.undo()
+    prune.remove(model[2], "weight")
+    x = torch.randn(8, 4)
+    expected = model(x)
+    torch.testing.assert_close(done.undo()(x), expected)

@@ -8,9 +8,11 @@ import pytest
 import torch
 from module_cases import ONE, check_module, each_rank
 from nn_cases import S0, S1, Here, P, Placements, R
-from torch.distributed.tensor import Partial, Placement
+from ranks import run_ranks
+from torch.distributed.tensor import Partial, Placement, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from shardfuse import DeviceMesh
 from shardfuse.errors import PlacementError
 from shardfuse.nn import redistribute
 
@@ -58,8 +60,17 @@ def test_placements_that_are_refused_under_torch_compile_too(source: Partial | _
 @pytest.mark.parametrize(("target", "grad"), [(R, S0), (S1, P), (S1, R), (S1, S0)])
 def test_a_gradient_that_is_cut_otherwise_than_the_result(target: Placement, grad: Placement) -> None:
     """The backward would have other sizes than the input, or, where it is broadcast to those, other numbers."""
-    with pytest.raises(PlacementError, match=r"^grad=.* does not fit target, as which the gradient is cut: "):
-        redistribute(torch.ones(4, 4), ONE.mesh, S0, target, grad=grad)
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(range(size))
+        with pytest.raises(PlacementError, match=r"^grad=.* does not fit target, as which the gradient is cut: "):
+            redistribute(torch.ones(2, 4), mesh, S0, target, grad=grad)
+        x = torch.ones(2, 4, requires_grad=True)
+        redistribute(x, mesh, S0, S1, grad=Shard(-1)).sum().backward()
+        torch.testing.assert_close(x.grad, torch.ones(2, 4))
+
+    run_ranks(2, run)
+    assert redistribute(torch.ones(4, 4), ONE.mesh, S0, target, grad=grad).shape == (4, 4), "one rank has all of it"
 
 
 def test_a_placement_that_is_a_word_is_quoted_whole() -> None:

@@ -292,8 +292,9 @@ class _Together(NamedTuple):
 class SyncBatchNorm(BatchNorm):
     """BatchNorm of [batch, channels, ...] over the batches of all ranks of a process group, as torch.nn.SyncBatchNorm.
 
-    process_group: torch's handle; the default group where it is left out.  Every rank's batch has as many samples.  In
-    ``eval()``, on one rank, and without a process group it is a BatchNorm, which any rank may call alone.
+    process_group: torch's handle; the default group where it is left out.  Batches of all ranks have one size in each
+    call, of images too: of others come wrong numbers, in silence where ``shardfuse.initialize()`` has not made the
+    process group.  In ``eval()``, on one rank, and without a group it is a BatchNorm, which any rank may call alone.
     Gradients of weight and bias are, in training, the ranks' average, as DistributedDataParallel makes them of its own.
     Arguments, parameters and buffers are otherwise those of ``BatchNorm2d`` without a mesh.
     """

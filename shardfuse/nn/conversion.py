@@ -14,6 +14,7 @@ import torch
 from ..errors import ShardfuseError
 from ..frontend.detection import has_dtensor
 from ..frontend.promise_arguments import Invariant
+from ..mesh.process import own_ledgers
 from .batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from .fused import FusedModule
 from .gated_mlp import GatedMLP, Tried, gated_mlp_of
@@ -84,7 +85,7 @@ class Conversion:
         module of one since: ``fully_shard``, a parametrization.
         """
         for done, before in zip(self.replaced, self._before, strict=True):
-            check_own(done.name, done.replacement, before)
+            check_own(done.name, done.replacement, done.original, before)
         for whole in self.joined:
             if type(whole.module) is Sequential:  # else torch has made a class of that, which does the same without it
                 cast(Any, whole.module).__class__ = torch.nn.Sequential
@@ -299,6 +300,11 @@ def _group_norm(given: Module) -> Found:
 def _batch_norm(make: Any) -> Callable[[Module], Found]:
     def of(given: Module) -> Found:
         module = cast("torch.nn.BatchNorm2d", given)
+        if make is SyncBatchNorm and own_ledgers() is None:
+            return (
+                "ranks may have batches of different sizes, which is noticed where shardfuse.initialize() makes the "
+                "process group: put shardfuse.nn.SyncBatchNorm there yourself where they have not"
+            )
         options = module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
         group = (cast(Any, module).process_group,) if make is SyncBatchNorm else ()
         has_bias = cast("torch.Tensor | None", module.bias) is not None

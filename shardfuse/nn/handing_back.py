@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ _HOOK_OPTIONS = (
     "_is_full_backward_hook",
 )  # fmt: skip
 """What torch keeps of hooks beside them."""
+_COMPARED = int, float, bool, str
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,20 @@ def hand_tensors(source: torch.nn.Module, target: torch.nn.Module) -> None:
     dtypes and loaded states make others."""
     own = (*source._parameters.items(), *source._buffers.items())  # pyright: ignore[reportPrivateUsage]
     for name, tensor in own:
-        if tensor is not None:
+        if tensor is not None or getattr(target, name, None) is not None:
             setattr(target, name, tensor)
 
 
-def check_own(name: str, replacement: torch.nn.Module, before: Before) -> None:
+def check_own(name: str, replacement: torch.nn.Module, original: torch.nn.Module, before: Before) -> None:
     """Raises ModuleChangedError where torch has made another module of it since: the original would not do its work."""
-    is_other = type(replacement) is not before.kind
-    if not is_other and not any(has_dtensor((p,)) for p in replacement.parameters(recurse=False)):
-        return
-    of = "" if is_other else ", with parameters that are DTensors"
-    raise ModuleChangedError(name, before.kind.__name__, f"{type(replacement).__name__}{of}")
+    found = type(replacement).__name__
+    gone = original._parameters.keys() - replacement._parameters.keys()  # pyright: ignore[reportPrivateUsage]
+    if type(replacement) is not before.kind:
+        raise ModuleChangedError(name, before.kind.__name__, found)
+    if any(has_dtensor((p,)) for p in replacement.parameters(recurse=False)):
+        raise ModuleChangedError(name, before.kind.__name__, f"{found} of parameters that are DTensors")
+    if gone:
+        raise ModuleChangedError(name, before.kind.__name__, f"{found} without the parameter {min(gone)}")
 
 
 def hand_back(replacement: torch.nn.Module, original: torch.nn.Module, before: Before) -> None:
@@ -67,12 +72,15 @@ def hand_back(replacement: torch.nn.Module, original: torch.nn.Module, before: B
     new = {name for name in vars(replacement) if name not in before.names and not hasattr(type(replacement), name)}
     for name, value in _settings(replacement, {*before.settings, *new}).items():
         was = before.settings.get(name, before)
-        if was is not value and not (type(was) is type(value) and was == value):
+        if was is not value and not (type(was) is type(value) in _COMPARED and was == value):
             setattr(original, name, value)
     added = [name for name in HOOKS if name not in before.hooked and getattr(replacement, name, None)]
     for name in (*added, *(_HOOK_OPTIONS if added else ())):
         if name in vars(replacement):
             vars(original)[name] = vars(replacement)[name]
+    for hook in vars(original)["_load_state_dict_pre_hooks"].values():
+        if getattr(hook, "with_module", False):  # it calls the module that it was registered at
+            hook.module = weakref.ref(original)
 
 
 def _settings(replacement: torch.nn.Module, names: Iterable[str]) -> dict[str, Any]:

@@ -84,9 +84,6 @@ class Redistribution(FusedModule):
         self._grad = TensorPlacement.of("grad", grad, mesh)
         if self._target.is_partial:
             raise PlacementError("target", (target,), "a redistribution", "pass Shard or Replicate")
-        if self._grad.shards != self._target.shards:
-            advice = "pass Shard where target has it, and Partial() or Replicate() elsewhere"
-            raise PlacementError("grad", (grad,), "target, as which the gradient is cut", advice)
         self._dtype: str | None = dtype
         self.describe()
 
@@ -102,6 +99,13 @@ class Redistribution(FusedModule):
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         return self.run((x,), unsharded)[0]
 
+    def _check_gradient(self, target: TensorPlacement, grad: TensorPlacement) -> None:
+        """Resolved.  Raises PlacementError for a gradient that has not the size of the result on each rank."""
+        assert self.mesh is not None, "the constructor takes no None"
+        if any(n > 1 and a != b for n, a, b in zip(self.mesh.shape, target.shards, grad.shards, strict=True)):
+            advice = "pass Shard where target has it, and Partial() or Replicate() elsewhere"
+            raise PlacementError("grad", (", ".join(grad.letters()),), "target, as which the gradient is cut", advice)
+
     def whole(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[int] | None:
         return tensors[0].shape if self._source.is_uncut else unsharded
 
@@ -110,6 +114,7 @@ class Redistribution(FusedModule):
         said = (("source", self._source), ("target", self._target), ("grad", self._grad))
         whole = self.whole(tensors, unsharded)
         placements = {name: p.resolve(name, x.ndim).for_shape(mesh, whole) for name, p in said}
+        self._check_gradient(placements["target"], placements["grad"])
         dtype = DataType.from_torch(x.dtype)
         result_dtype = dtype if self._dtype is None else DataType.from_torch(getattr(torch, self._dtype))
         return _op(_Move(ndim=x.ndim, dtype=dtype, result_dtype=result_dtype, mesh=mesh, **placements))

@@ -16,7 +16,7 @@ from ..executor.uncompiled import uncompiled
 from ..executor.written_kernels import has_kernels
 from ..mesh import DeviceMesh
 from ..mesh.groups import Team, world_key
-from .counted_pieces import added, as_mesh, counted, local_of, note_failure_beside, places_on_meshes, spread_of
+from .counted_pieces import Spread, added, as_mesh, counted, local_of, note_failure_beside, places_on_meshes, spread_of
 from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order, repeats
 from .gradient_norm import (
     NormKernels,
@@ -183,7 +183,9 @@ class _Gradients:
         else:
             pieces = [local_of(g) for g in given]
             # A rank that has no gradient makes its zero where the others have their sums.
-            self.device = check_gradients(call, pieces or list(map(local_of, parameters)), only_read=only_read)
+            places_of_parameters = [local_of(p).device for p in parameters if p.requires_grad]
+            is_alone = not pieces and places_of_parameters
+            self.device = places_of_parameters[0] if is_alone else check_gradients(call, pieces, only_read=only_read)
             _check_places(call, pieces, only_read=only_read)
             wholes = [added(g, place) for g, place in zip(given, places(), strict=True)]
             self.given = list(map(local_of, wholes))
@@ -212,10 +214,13 @@ class _Gradients:
         """
         listed = [p for p in parameters if p.grad is not None or p.requires_grad]
         is_there = [p.grad is not None for p in listed] if parameters else [True] * len(wholes)
-        named = iter([(f"gradient {k}", w) for k, w in enumerate(wholes)])
-        lacking = [("a parameter without a gradient", p) for p in listed]
-        tensors = [next(named) if found else lacking[k] for k, found in enumerate(is_there)]
-        mine, team = counted([spread_of(tensor, mesh, placements, call, name) for name, tensor in tensors])
+        named = iter(enumerate(wholes))
+        spreads: list[Spread | None] = []
+        for k, found in enumerate(is_there):
+            place, tensor = next(named) if found else (k, listed[k])
+            name = f"gradient {place}" if found else f"parameter {place}"
+            spreads.append(spread_of(tensor, mesh, placements, call, name, is_there=found))
+        mine, team = counted(spreads)
         return [own for own, found in zip(mine, is_there, strict=True) if found], team
 
     def own_total(self) -> torch.Tensor:

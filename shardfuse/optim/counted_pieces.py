@@ -142,18 +142,25 @@ def _cuts(mesh: DeviceMesh, placements: Sequence[Placement] | None) -> bool:
 
 
 def spread_of(
-    tensor: torch.Tensor, mesh: DeviceMesh | None, placements: Sequence[Placement] | None, call: str, name: str
+    tensor: torch.Tensor,
+    mesh: DeviceMesh | None,
+    placements: Sequence[Placement] | None,
+    call: str,
+    name: str,
+    *,
+    is_there: bool = True,
 ) -> Spread | None:
     """By a DTensor's placements, or by those that the caller gave for a plain tensor; ``None`` where there are none.
 
-    Raises OptimizerTensorError for partial sums, and for placements of dims that a plain tensor does not have.
+    is_there: does this rank add some of it?  Then it raises OptimizerTensorError for placements of dims that a plain
+    tensor does not have.  Raises OptimizerTensorError for partial sums.
     """
     if has_dtensor((tensor,)):
         spec = cast("Any", tensor)._spec
         return _spread(DeviceMesh.from_torch(spec.mesh), tuple(spec.placements), tensor.numel(), call, name)
     if mesh is None or placements is None:
         return None
-    for p in placements:
+    for p in placements if is_there else ():
         dim = getattr(p, "dim", 0)
         if p.is_shard() and not -tensor.ndim <= dim < tensor.ndim:
             expected = f"a tensor that has dim {dim}, as its placements say: ({', '.join(map(repr, placements))})"

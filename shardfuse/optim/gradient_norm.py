@@ -77,7 +77,7 @@ def added_up(total: torch.Tensor, exponent: float, team: Team | None, max_norm: 
 
 @functools.lru_cache(maxsize=NORMS)
 def _call_of(exponent: float, max_norm: float) -> Call:
-    bound = f", max_norm {max_norm:g}" if math.isfinite(max_norm) else ""
+    bound = f", max_norm {max_norm!r}" if math.isfinite(max_norm) else ""
     text = f"shardfuse.optim: all_reduce of the norm of gradients, norm_type {exponent:g}{bound}"
     return Call.of(text, line=caller_line(in_modules=True))
 

@@ -6,46 +6,25 @@
 
 What is on a slice has no placement for the other dimensions of the mesh.  Where a call has tensors that are spread
 along these, it is the same on all ranks along them, as where FSDP shards what tensor parallelism has left alone.
+
+Slices may be flattened dimensions, or parts of one that ``_unflatten`` has made: ranks of the whole mesh are numbered
+row by row, and a rank's number is written in digits, of which each slice varies some.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, cast
 
 from ..mesh import DeviceMesh, current_rank
 
 
-class Slice(NamedTuple):
-    """A mesh as a part of a larger one.  root: that one, or the mesh itself; dims: those of the root that it has."""
-
-    mesh: DeviceMesh
-    root: DeviceMesh
-    dims: frozenset[int]
-
-    @staticmethod
-    def of(mesh: DeviceMesh) -> Slice:
-        """Of a mesh of torch, by the mesh that torch has made it from; another one is its own root."""
-        origin = cast("Any", mesh.origin)
-        own = Slice(mesh, mesh, frozenset(range(mesh.ndim)))
-        root = None if origin is None else origin._get_root_mesh()
-        if root is None or root is origin:
-            return own
-        whole = DeviceMesh.from_torch(root)
-        places = [whole.coordinate(rank) for rank in mesh.ranks]
-        if current_rank() not in mesh.ranks or None in places:
-            return own
-        along = [set(at) for at in zip(*cast("list[tuple[int, ...]]", places), strict=True)]
-        dims = frozenset(dim for dim, found in enumerate(along) if len(found) > 1)
-        if prod(whole.shape[dim] for dim in dims) != mesh.size:
-            return own
-        return Slice(mesh, whole, dims)
-
-
 class Beside(NamedTuple):
-    """A slice beside others.  ranks: all that hold a part of what is on it; copies: how often it is there, copy: which
-    of these this rank has.
+    """A mesh beside others.
+
+    ranks: all that hold a part of what is on it; copies: how often it is there; copy: which of these this rank has.
     """
 
     ranks: tuple[int, ...]
@@ -53,25 +32,80 @@ class Beside(NamedTuple):
     copy: int
 
 
+class _Digits:
+    """The places of ranks in a mesh of torch, as digits, such that each slice of it varies some of them.
+
+    radices: by digit, the last one first.
+    """
+
+    def __init__(self, root: DeviceMesh, slices: Sequence[DeviceMesh]) -> None:
+        self.places = {rank: place for place, rank in enumerate(root.ranks)}
+        self._ranks = root.ranks
+        ends = {1, root.size}
+        for mesh in (root, *slices):
+            for dim, extent in enumerate(mesh.shape):
+                inner = prod(mesh.shape[dim + 1 :])
+                along = [self.places[mesh.ranks[k * inner]] for k in range(extent)]
+                strides = {high - low for low, high in pairwise(along)}
+                if len(strides) == 1:  # not those of a dim of one rank, or of several that are not side by side
+                    ends |= {min(strides), min(strides) * extent}
+        found = sorted(ends)
+        self.is_whole = found[0] > 0 and all(high % low == 0 for low, high in pairwise(found))
+        self.radices = tuple(high // low for low, high in pairwise(found)) if self.is_whole else ()
+
+    def of(self, rank: int) -> tuple[int, ...]:
+        place, digits = self.places[rank], list[int]()
+        for radix in self.radices:
+            place, digit = divmod(place, radix)
+            digits.append(digit)
+        return tuple(digits)
+
+    def varied(self, mesh: DeviceMesh) -> frozenset[int] | None:
+        """The digits that the ranks of ``mesh`` differ in, if it has all ranks that differ in these alone."""
+        if not self.is_whole:
+            return None
+        along = [len({*each}) for each in zip(*map(self.of, mesh.ranks), strict=True)]
+        is_box = prod(along) == mesh.size and all(n in (1, r) for n, r in zip(along, self.radices, strict=True))
+        return frozenset(k for k, n in enumerate(along) if n > 1) if is_box else None
+
+    def box(self, digits: frozenset[int]) -> tuple[int, ...]:
+        """The ranks that differ from this one in ``digits`` alone."""
+        own = self.of(current_rank())
+        is_fixed = [k for k in range(len(own)) if k not in digits]
+        places = ((rank, self.of(rank)) for rank in self._ranks)
+        return tuple(rank for rank, place in places if all(place[k] == own[k] for k in is_fixed))
+
+
 def beside_others(meshes: Sequence[DeviceMesh]) -> list[Beside]:
     """Each mesh on the ranks of all that are slices of the same one."""
-    found: dict[int, Slice] = {}  # a call lists many tensors on few meshes
-    keys = [id(mesh if mesh.origin is None else mesh.origin) for mesh in meshes]
-    dims: dict[DeviceMesh, frozenset[int]] = {}
-    for key, mesh in zip(keys, meshes, strict=True):
-        if key not in found:
-            s = found[key] = Slice.of(mesh)
-            dims[s.root] = dims.get(s.root, frozenset()) | s.dims
-    placed = {key: _beside(s, dims[s.root]) for key, s in found.items()}
-    return [placed[key] for key in keys]
+    slices: dict[int, tuple[Any, dict[DeviceMesh, None]]] = {}  # a call lists many tensors on few meshes
+    roots = [_root_of(mesh) for mesh in meshes]
+    for root, mesh in zip(roots, meshes, strict=True):
+        slices.setdefault(id(root), (root, {}))[1][mesh] = None
+    found = {key: _placed(root, list(its)) for key, (root, its) in slices.items()}
+    return [found[id(root)][mesh] for root, mesh in zip(roots, meshes, strict=True)]
 
 
-def _beside(own: Slice, dims: frozenset[int]) -> Beside:
-    root, place = own.root, own.root.coordinate(current_rank())
-    others = sorted(dims - own.dims)
-    if place is None or not others:
-        return Beside(own.mesh.ranks, 1, 0)
-    copies, copy = 1, 0
-    for dim in others:
-        copies, copy = copies * root.shape[dim], copy * root.shape[dim] + place[dim]
-    return Beside(root.box(current_rank(), [root.parallel_types[dim] for dim in sorted(dims)]), copies, copy)
+def _root_of(mesh: DeviceMesh) -> Any:
+    """The mesh of torch that torch has sliced it from, or that it is; None for another one."""
+    origin = cast("Any", mesh.origin)
+    return None if origin is None else origin._get_root_mesh()
+
+
+def _placed(root: Any, slices: Sequence[DeviceMesh]) -> dict[DeviceMesh, Beside]:
+    """Those of one root; None is that of meshes that are no slices."""
+    found = {mesh: Beside(mesh.ranks, 1, 0) for mesh in slices}
+    here = [mesh for mesh in slices if current_rank() in mesh.ranks]
+    if root is None or len(here) < 2:
+        return found
+    digits = _Digits(DeviceMesh.from_torch(root), here)
+    varied = {mesh: dims for mesh in here if (dims := digits.varied(mesh)) is not None}
+    everything = frozenset[int]().union(*varied.values())
+    own = digits.of(current_rank())
+    for mesh, dims in varied.items():
+        copies, copy = 1, 0
+        for k in sorted(everything - dims):
+            copies, copy = copies * digits.radices[k], copy * digits.radices[k] + own[k]
+        if copies > 1:
+            found[mesh] = Beside(digits.box(everything), copies, copy)
+    return found

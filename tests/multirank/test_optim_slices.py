@@ -59,6 +59,20 @@ def test_what_is_on_a_slice_counts_once(
     assert_near(optimizer.grad_norm, expected, n=2, what="norm")
 
 
+@pytest.mark.parametrize("names", [[DP, BOTH], [DP, TP], [TP, BOTH]])
+def test_slices_of_a_dimension_that_is_taken_apart(names: Sequence[tuple[str, ...]], pg) -> None:
+    line = init_device_mesh(pg.device.type, (pg.size,), mesh_dim_names=("world",))
+    mesh = line._unflatten(0, (pg.size // 2, 2), ("dp", "tp"))
+    mesh["dp", "tp"]._flatten("flat")
+    whole = [torch.randn(8, 6, device=pg.device) for _ in names]
+    made = [
+        distribute_tensor(t, mesh[its], [Shard(k) for k in range(len(its))])
+        for t, its in zip(whole, names, strict=True)
+    ]
+    expected = torch.cat([t.double().flatten() for t in whole]).norm()
+    assert_near(optim.get_total_norm(made), expected, n=2, what="norm")
+
+
 def test_fsdp_over_a_model_of_which_tensor_parallelism_has_left_the_norm(pg) -> None:
     mesh = make_mesh(pg)
     torch.manual_seed(1)
