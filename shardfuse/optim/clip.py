@@ -87,7 +87,8 @@ def clip_grad_norm_(
         found = _Gradients(call, gradients, places, norm_type, bound, *on_mesh, parameters=listed)
         own = found.own_total()
     except Exception as error:
-        gradients = [p if getattr(p, "grad", None) is None else p.grad for p in listed] or [None]
+        taken = [p for p in listed if getattr(p, "grad", None) is not None or getattr(p, "requires_grad", False)]
+        gradients = [p if p.grad is None else p.grad for p in taken] or [None]
         note_failure_beside([(g, mesh, placements) for g in gradients])
         if isinstance(error, OptimizerTensorError) and (k := _first_repeated(listed)) is not None:
             raise OptimizerTensorError.of_repeated_tensor(call, f"parameter {k}") from None
