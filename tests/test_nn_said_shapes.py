@@ -31,7 +31,7 @@ SAID: dict[str, tuple[Callable[[DeviceMesh], torch.nn.Module], Sequence[int], Pl
     "geglu": (lambda m: nn.GeGLU(mesh=m, input=LAST), (2, 3, 5), [S2], 2),
     "swiglu_packed": (lambda m: nn.SwiGLU(mesh=m, input=S0), (3, 2, 6), [S0], 1),
     "rotary": (lambda m: nn.RotaryEmbedding(6, mesh=m, input=S2), (2, 3, 5, 6), [S2], 2),
-    "redistribution": (lambda m: nn.Redistribution(m, S0, R, S0), (5, 6), [S0], 1),
+    "redistribution": (lambda m: nn.Redistribution(m, S0, R, R), (5, 6), [S0], 1),
     "replicated": (lambda m: nn.GELU(mesh=m), (3, 4), [R], 1),
 }
 
