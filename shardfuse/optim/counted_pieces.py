@@ -4,7 +4,7 @@
     b: Replicate() over (0, 1)       one of the two counts b: the one that has fewer elements to count so far
     e: Shard(0) over (2, 3)          ranks 2 and 3 count their rows
 
-Slices of one torch mesh are seen together (``mesh_slices``).
+What is on a slice of a torch mesh may have copies on other slices (``mesh_slices``).
 Each rank's sum over what it counts, added up over all ranks of all meshes, is the sum over the unsharded tensors.
 """
 
@@ -24,7 +24,7 @@ from ..mesh.calls import FAILED_RUN, Call
 from ..mesh.groups import Team
 from ..mesh.process import ledger_of
 from ..source_line import caller_line
-from .mesh_slices import beside_others
+from .mesh_slices import holders_of, mesh_of
 from .optim_errors import OptimizerArgumentError, OptimizerTensorError
 
 if TYPE_CHECKING:
@@ -117,11 +117,11 @@ def note_failure_beside(listed: Sequence[tuple[object, object, object]], *, is_n
     for tensor, given, placements in listed:
         if has_dtensor((cast("torch.Tensor", tensor),)):
             found = cast("Any", tensor)
-            spread.append((DeviceMesh.from_torch(found.device_mesh), found.placements))
+            spread.append((mesh_of(found), found.placements))
         elif (mesh := _mesh_in(given)) is not None:
             entries = _placements_in(placements)
             spread.append((mesh, entries if entries is not None and len(entries) == mesh.ndim else None))
-    held = [beside.ranks for beside in beside_others([own for own, _ in spread])]
+    held = [holders.ranks for holders in holders_of([own for own, _ in spread])]
     ranks = tuple(sorted({rank for on in held for rank in on}))
     summed = [own.ranks for own, placed in spread if placed is not None and any(p.is_partial() for p in placed)]
     is_added = is_normed and any(
@@ -157,7 +157,7 @@ def spread_of(
     """
     if has_dtensor((tensor,)):
         spec = cast("Any", tensor)._spec
-        return _spread(DeviceMesh.from_torch(spec.mesh), tuple(spec.placements), tensor.numel(), call, name)
+        return _spread(mesh_of(tensor), tuple(spec.placements), tensor.numel(), call, name)
     if mesh is None or placements is None:
         return None
     for p in placements if is_there else ():
@@ -189,7 +189,7 @@ def counted(spreads: Sequence[Spread | None]) -> tuple[list[bool], Team | None]:
     A plain tensor of which nothing is known is this rank's own where all are, and the same on every rank beside others.
     """
     known = [s for s in spreads if s is not None]
-    held = beside_others([s.mesh for s in known])
+    held = holders_of([s.mesh for s in known])
     ranks = tuple(sorted({rank for on in held for rank in on.ranks}))
     is_whole = all(not s.is_sharded and len(on.ranks) == len(ranks) for s, on in zip(known, held, strict=True))
     if is_whole or current_rank() not in ranks:
@@ -201,9 +201,9 @@ def counted(spreads: Sequence[Spread | None]) -> tuple[list[bool], Team | None]:
         if s is None:
             on, replicas, replica, elements = ranks, team.size, team.index, 0
         else:
-            beside = next(remaining)
-            on, elements, replicas = beside.ranks, s.elements, s.replicas * beside.copies
-            replica = -1 if s.replica < 0 else s.replica * beside.copies + beside.copy
+            holders = next(remaining)
+            on, elements, replicas = holders.ranks, s.elements, s.replicas * holders.copies
+            replica = -1 if s.replica < 0 else s.replica * holders.copies + holders.copy
         load = loads.setdefault((on, replicas), [0] * replicas)
         chosen = load.index(min(load))
         load[chosen] += elements + 1

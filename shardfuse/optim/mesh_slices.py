@@ -14,17 +14,21 @@ row by row, and a rank's number is written in digits, of which each slice varies
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..mesh import DeviceMesh, current_rank
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-class Beside(NamedTuple):
-    """A mesh beside others.
 
-    ranks: all that hold a part of what is on it; copies: how often it is there; copy: which of these this rank has.
+class Holders(NamedTuple):
+    """The ranks that hold what is on a mesh: those of the mesh, and those of other slices that have a copy of it.
+
+    copies: how many there are; copy: which of them this rank has.
     """
 
     ranks: tuple[int, ...]
@@ -76,8 +80,8 @@ class _Digits:
         return tuple(rank for rank, place in places if all(place[k] == own[k] for k in is_fixed))
 
 
-def beside_others(meshes: Sequence[DeviceMesh]) -> list[Beside]:
-    """Each mesh on the ranks of all that are slices of the same one."""
+def holders_of(meshes: Sequence[DeviceMesh]) -> list[Holders]:
+    """Of what is on each mesh, where a call has tensors on all of them."""
     slices: dict[int, tuple[Any, dict[DeviceMesh, None]]] = {}  # a call lists many tensors on few meshes
     roots = [_root_of(mesh) for mesh in meshes]
     for root, mesh in zip(roots, meshes, strict=True):
@@ -86,15 +90,27 @@ def beside_others(meshes: Sequence[DeviceMesh]) -> list[Beside]:
     return [found[id(root)][mesh] for root, mesh in zip(roots, meshes, strict=True)]
 
 
+def mesh_of(tensor: Any) -> DeviceMesh:
+    """Of a DTensor; meshes are made once for all tensors on them."""
+    mesh = tensor.device_mesh
+    return _made(mesh, id(mesh._get_root_mesh()))
+
+
+@lru_cache(maxsize=64)
+def _made(mesh: TorchDeviceMesh, root: int) -> DeviceMesh:
+    """root: the mesh's, by which equal ones differ; its number stays its own, since the mesh keeps it."""
+    return DeviceMesh.from_torch(mesh)
+
+
 def _root_of(mesh: DeviceMesh) -> Any:
     """The mesh of torch that torch has sliced it from, or that it is; None for another one."""
     origin = cast("Any", mesh.origin)
     return None if origin is None else origin._get_root_mesh()
 
 
-def _placed(root: Any, slices: Sequence[DeviceMesh]) -> dict[DeviceMesh, Beside]:
+def _placed(root: Any, slices: Sequence[DeviceMesh]) -> dict[DeviceMesh, Holders]:
     """Those of one root; None is that of meshes that are no slices."""
-    found = {mesh: Beside(mesh.ranks, 1, 0) for mesh in slices}
+    found = {mesh: Holders(mesh.ranks, 1, 0) for mesh in slices}
     here = [mesh for mesh in slices if current_rank() in mesh.ranks]
     if root is None or len(here) < 2:
         return found
@@ -107,5 +123,5 @@ def _placed(root: Any, slices: Sequence[DeviceMesh]) -> dict[DeviceMesh, Beside]
         for k in sorted(everything - dims):
             copies, copy = copies * digits.radices[k], copy * digits.radices[k] + own[k]
         if copies > 1:
-            found[mesh] = Beside(digits.box(everything), copies, copy)
+            found[mesh] = Holders(digits.box(everything), copies, copy)
     return found
